@@ -1,0 +1,41 @@
+"""Checks of a user's input: each failure is one sentence that says what to do."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """An input the user can mend; its message is one complete sentence."""
+
+
+def positive(**values: float) -> None:
+    """Raise `InputError` unless every value is finite and greater than zero."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} = {value} must be a finite number greater than 0.")
+
+
+def in_range(low: float, high: float, **values: float) -> None:
+    """Raise `InputError` unless every value lies in [low, high] (NaN never does)."""
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise InputError(f"{name} = {value} must lie between {low} and {high}.")
+
+
+def one_of(allowed: Iterable[str], **values: str) -> None:
+    """Raise `InputError`, with the nearest allowed word, unless every value is allowed."""
+    words = list(allowed)
+    for name, value in values.items():
+        if value not in words:
+            raise InputError(f"{name} = {value!r} is not one of {', '.join(words)}{nearest(value, words)}.")
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return " (did you mean X?)" for the closest of words, or an empty string.
+
+    >>> nearest("mnits", ["mnist", "lfw"])
+    ' (did you mean mnist?)'
+    """
+    close = difflib.get_close_matches(str(word), list(words), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

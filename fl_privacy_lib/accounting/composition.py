@@ -1,0 +1,210 @@
+"""Composition of (ε, δ) steps: base, advanced and optimal.
+
+Each step is first turned into an (ε_t, δ_0) statement by the textbook Gaussian bound and then amplified by
+sampling. The theorems differ only in how they add the steps up, and all of them need no more than four sums.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
+from fl_privacy_lib.accounting.spending import Spending
+
+Theorem = Literal["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"]
+THEOREMS: tuple[Theorem, ...] = get_args(Theorem)
+
+STEP_DELTA = 1e-5  # δ_0 of one step in all three papers, and the slack of their composition theorems
+
+
+def step_epsilon(noise_multiplier: Floats | float, step_delta: float = STEP_DELTA, decimals: int | None = None) -> Floats:
+    """Return ε_0 = sqrt(2 ln(1.25/δ_0)) / z of one Gaussian release, before sampling.
+
+    Parameters
+    ----------
+    noise_multiplier : array or float
+        z > 0, any shape.
+    step_delta : float
+        δ_0 in (0, 1).
+    decimals : int, optional
+        Round ε_0 to so many decimals. The base and advanced columns of the published tables come from a
+        rounded 0.807.
+
+    Returns
+    -------
+    array
+        ε_0, the shape of z. The theorem covers 0 < ε_0 < 1 only; see `textbook_failures`.
+
+    Notes
+    -----
+    Theorem 1 of the Fed-CDP and dynamic-parameters papers.
+
+    Examples
+    --------
+    >>> print(f"{float(step_epsilon(6.0)):.5f} {float(step_epsilon(6.0, decimals=3)):.5f}")
+    0.80747 0.80700
+    """
+    check_delta(step_delta=step_delta)
+    epsilon = np.sqrt(2 * np.log(1.25 / step_delta)) / np.asarray(noise_multiplier, dtype=np.float64)
+    return epsilon if decimals is None else np.round(epsilon, decimals)
+
+
+def amplified(epsilon: Floats | float, sampling_rate: Floats | float) -> Floats:
+    """Return ln(1 + q (e^ε - 1)), the ε of a step that holds a unit with probability q.
+
+    Examples
+    --------
+    >>> print(f"{float(amplified(step_epsilon(6.0), 0.01)):.7f}")
+    0.0123457
+    """
+    with np.errstate(over="ignore"):  # e^ε of a nearly noiseless step is infinite, and so is the answer
+        return np.log1p(np.asarray(sampling_rate) * np.expm1(epsilon))
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """The sums over steps that the composition theorems use; scalars, or one value for each prefix.
+
+    Parameters
+    ----------
+    linear, squared : array
+        Σ ε and Σ ε².
+    drift, drift_tanh : array
+        Σ ε (e^ε - 1), and Σ ε (e^ε - 1) / (e^ε + 1): bounds on the expected privacy loss.
+    delta : array
+        Σ q δ_0.
+    """
+
+    linear: Floats
+    squared: Floats
+    drift: Floats
+    drift_tanh: Floats
+    delta: Floats
+
+    @classmethod
+    def over(
+        cls, ledger: Ledger, step_delta: float = STEP_DELTA, decimals: int | None = None, prefixes: bool = False
+    ) -> "StepSums":
+        """Sum over all steps of a ledger, or over each prefix, [steps]."""
+        epsilon = amplified(step_epsilon(ledger.noise, step_delta, decimals), ledger.rates)  # [events]
+        with np.errstate(over="ignore"):
+            terms = (
+                epsilon,
+                epsilon**2,
+                epsilon * np.expm1(epsilon),
+                epsilon * np.tanh(epsilon / 2),
+                ledger.rates * step_delta,
+            )
+        if prefixes:
+            return cls(*(np.cumsum(np.repeat(term, ledger.uses)) for term in terms))
+        return cls(*(np.asarray(np.sum(term * ledger.uses)) for term in terms))
+
+
+def composed(sums: StepSums, theorem: Theorem, slack: float = STEP_DELTA) -> Floats:
+    """Return ε of all steps together under one theorem.
+
+    Parameters
+    ----------
+    sums : StepSums
+        Sums over the steps, of any shape.
+    theorem : str
+        ``base``: Σ ε. ``advanced``: sqrt(2 ln(1/δ~) Σε²) + Σ ε(e^ε - 1), Dwork, Rothblum and Vadhan.
+        ``advanced_tanh``: the same with Σ ε(e^ε - 1)/(e^ε + 1), second term of Kairouz, Oh and Viswanath.
+        ``optimal_third_term``: Σ ε(e^ε - 1)/(e^ε + 1) + sqrt(2 Σε² ln(e + sqrt(Σε²)/δ~)), all that the papers
+        use of that theorem. ``optimal``: the theorem itself, the smallest of the three.
+    slack : float
+        δ~ in (0, 1), paid once on top of the steps' own δ.
+
+    Returns
+    -------
+    array
+        ε, the shape of the sums.
+    """
+    one_of(THEOREMS, theorem=theorem)
+    check_delta(slack=slack)
+    root = np.sqrt(2 * math.log(1 / slack) * sums.squared)
+    if theorem == "base":
+        return sums.linear
+    if theorem == "advanced":
+        return root + sums.drift
+    if theorem == "advanced_tanh":
+        return root + sums.drift_tanh
+    third = sums.drift_tanh + np.sqrt(2 * sums.squared * np.log(math.e + np.sqrt(sums.squared) / slack))
+    if theorem == "optimal_third_term":
+        return third
+    return np.minimum(np.minimum(sums.linear, root + sums.drift_tanh), third)
+
+
+def composition_spending(
+    events: Event | Ledger,
+    theorem: Theorem,
+    step_delta: float = STEP_DELTA,
+    slack: float = STEP_DELTA,
+    decimals: int | None = None,
+) -> Spending:
+    """Return what a ledger costs under a composition theorem.
+
+    Parameters
+    ----------
+    events : Event, Ledger
+        The releases; any q_t and z_t.
+    theorem : str
+        See `composed`.
+    step_delta, slack : float
+        δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus δ~ unless the theorem is ``base``:
+        the result's ``composition_delta``.
+    decimals : int, optional
+        Round the step's ε_0; see `step_epsilon`.
+
+    Examples
+    --------
+    >>> run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
+    >>> spent = composition_spending(run, "optimal")
+    >>> print(f"{spent.epsilon:.3f} {spent.delta:g} {spent.composition_delta:g}")
+    6.686 1e-05 0.00101
+    """
+    ledger = Ledger.of(events)
+    sums = StepSums.over(ledger, step_delta, decimals)
+    delta = float(sums.delta) + (0.0 if theorem == "base" else slack)
+    return Spending.on(
+        ledger,
+        theorem,
+        float(composed(sums, theorem, slack)),
+        step_delta,
+        min(delta, 1.0),
+        caveats=_caveats(ledger, step_delta, delta),
+    )
+
+
+def textbook_failures(ledger: Ledger, step_delta: float = STEP_DELTA) -> int:
+    """Return the number of steps with ε_0 ≥ 1, where the textbook Gaussian bound proves nothing."""
+    return int(ledger.uses[step_epsilon(ledger.noise, step_delta) >= 1].sum())
+
+
+def pure_sum(epsilons: Floats | list[float], uses: int = 1) -> float:
+    """Return the ε of pure ε_i-private releases, each repeated ``uses`` times: their sum, at δ = 0.
+
+    The budget of local reports (FedSel, Theorem 3.1): selection and value cost ε_1 + ε_2 a participation.
+
+    Examples
+    --------
+    >>> pure_sum([0.5, 1.5], uses=2)
+    4.0
+    """
+    values = np.asarray(epsilons, dtype=np.float64)
+    if values.size == 0 or not (np.isfinite(values).all() and (values >= 0).all()):
+        raise InputError(f"epsilons = {list(values)} must be at least one finite number, none below 0.")
+    return float(values.sum() * uses)
+
+
+def _caveats(ledger: Ledger, step_delta: float, delta: float) -> tuple[str, ...]:
+    failures = textbook_failures(ledger, step_delta)
+    found = []
+    if failures:
+        found.append(f"The textbook Gaussian bound needs ε_0 < 1 and fails at {failures} of {ledger.steps} steps.")
+    if delta >= 1:
+        found.append(f"The steps' δ add up to {delta:.3g}, at least 1, so ε promises nothing.")
+    return tuple(found)

@@ -1,0 +1,195 @@
+"""What accounting sees of a training: noisy releases, each with the chance that a unit is in it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_privacy_lib._checks import InputError, one_of
+
+Unit = Literal["example", "client", "local_report"]
+Relation = Literal["add_remove", "replace_one"]
+Sampling = Literal["poisson", "fixed", "none"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One kind of Gaussian release, and how often it happens.
+
+    Parameters
+    ----------
+    sampling_rate : float
+        q, in (0, 1]: the probability that one unit takes part in a step.
+    noise_multiplier : float
+        z > 0: standard deviation of the noise over the ℓ2 sensitivity *under the event's own relation*.
+        Clipping at C and noise of standard deviation σC give z = σ under ``add_remove`` and σ/2 under
+        ``replace_one``.
+    unit : {"example", "client", "local_report"}
+        Who is protected.
+    relation : {"add_remove", "replace_one"}
+        What neighbouring data sets differ by.
+    uses : int
+        How many times the release happens, at least 1.
+    sampling : {"poisson", "fixed", "none"}
+        ``poisson``: each unit takes part by itself with probability q. ``fixed``: a set of fixed size is drawn
+        without replacement, q being its share. ``none``: every unit takes part, or the adversary sees who
+        does; q must be 1.
+
+    Raises
+    ------
+    InputError
+        If a value is out of range, or ``sampling`` contradicts the other values.
+
+    Examples
+    --------
+    >>> Event(0.01, 6.0, "example", "add_remove", uses=10_000).sampling
+    'poisson'
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+    unit: Unit
+    relation: Relation
+    uses: int = 1
+    sampling: Sampling = "poisson"
+
+    def __post_init__(self) -> None:
+        one_of(get_args(Unit), unit=self.unit)
+        one_of(get_args(Relation), relation=self.relation)
+        one_of(get_args(Sampling), sampling=self.sampling)
+        if not 0 < self.sampling_rate <= 1:
+            raise InputError(
+                f"sampling_rate = {self.sampling_rate} must be greater than 0 and at most 1: "
+                "it is the probability that one unit takes part in a step."
+            )
+        if self.noise_multiplier == 0:
+            raise InputError(
+                "noise_multiplier = 0 adds no noise and makes ε infinite: "
+                "give a value above 0, or state ε = ∞ without an accountant."
+            )
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise InputError(
+                f"noise_multiplier = {self.noise_multiplier} must be a finite number greater than 0."
+            )
+        if not isinstance(self.uses, Integral) or isinstance(self.uses, bool) or self.uses < 1:
+            raise InputError(f"uses = {self.uses!r} must be a whole number of releases, at least 1.")
+        if self.sampling == "none" and self.sampling_rate != 1:
+            raise InputError(
+                f"sampling = 'none' with sampling_rate = {self.sampling_rate} is a contradiction: "
+                "without sampling every unit takes part, so set sampling_rate = 1."
+            )
+        if self.sampling == "fixed" and self.relation == "add_remove":
+            raise InputError(
+                "sampling = 'fixed' has no bound under relation = 'add_remove', where the number of units "
+                "is not fixed: use 'replace_one', or Poisson sampling."
+            )
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A sequence of events that may be added up: one unit, one relation.
+
+    Parameters
+    ----------
+    events : tuple of Event
+        In the order in which they happen; at least one.
+
+    Raises
+    ------
+    InputError
+        If there is no event, or if units or relations are mixed.
+
+    Examples
+    --------
+    >>> step = Event(0.01, 6.0, "example", "add_remove")
+    >>> Ledger((step, step)).steps
+    2
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if not self.events:
+            raise InputError("The plan has no event, so there is nothing to account for: give at least one Event.")
+        for name in ("unit", "relation"):
+            found = sorted({getattr(event, name) for event in self.events})
+            if len(found) > 1:
+                raise InputError(
+                    f"The plan mixes {name}s ({', '.join(found)}), whose ε mean different things: "
+                    f"account for each {name} by itself."
+                )
+
+    @classmethod
+    def of(cls, events: "Event | Iterable[Event] | Ledger") -> "Ledger":
+        """Return a ledger of one event, of several, or the ledger itself."""
+        if isinstance(events, Ledger):
+            return events
+        return cls((events,) if isinstance(events, Event) else tuple(events))
+
+    @property
+    def unit(self) -> Unit:
+        """Who is protected."""
+        return self.events[0].unit
+
+    @property
+    def relation(self) -> Relation:
+        """What neighbouring data sets differ by."""
+        return self.events[0].relation
+
+    @cached_property
+    def sampling(self) -> str:
+        """The sampling of all events; several are joined by " + "."""
+        return " + ".join(sorted({event.sampling for event in self.events}))
+
+    @cached_property
+    def rates(self) -> Floats:
+        """Sampling rates q, [events]."""
+        return np.array([event.sampling_rate for event in self.events], dtype=np.float64)
+
+    @cached_property
+    def noise(self) -> Floats:
+        """Noise multipliers z, [events]."""
+        return np.array([event.noise_multiplier for event in self.events], dtype=np.float64)
+
+    @cached_property
+    def uses(self) -> npt.NDArray[np.int64]:
+        """Number of releases of each event, [events]."""
+        return np.array([event.uses for event in self.events], dtype=np.int64)
+
+    @cached_property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        """Whether an event is subsampled, [events]."""
+        return np.array([event.sampling != "none" for event in self.events])
+
+    @property
+    def steps(self) -> int:
+        """Number of releases in all."""
+        return int(self.uses.sum())
+
+    def first(self, steps: int) -> "Ledger":
+        """Return the ledger of the first ``steps`` releases; 1 to ``self.steps``."""
+        if not 1 <= steps <= self.steps:
+            raise InputError(f"steps = {steps} must lie between 1 and the plan's {self.steps} releases.")
+        ends = np.cumsum(self.uses)
+        last = int(np.searchsorted(ends, steps))
+        kept = steps - int(ends[last] - self.uses[last])
+        cut = self.events[last]
+        tail = Event(cut.sampling_rate, cut.noise_multiplier, cut.unit, cut.relation, kept, cut.sampling)
+        return Ledger((*self.events[:last], tail))
+
+
+def check_delta(**deltas: float) -> None:
+    """Raise `InputError` unless every δ lies strictly between 0 and 1."""
+    for name, value in deltas.items():
+        if not 0 < value < 1:
+            raise InputError(
+                f"{name} = {value} must be greater than 0 and less than 1: it is the probability with which "
+                "ε may not hold, well below one over the number of units."
+            )

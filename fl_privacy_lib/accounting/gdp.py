@@ -1,0 +1,74 @@
+"""Gaussian releases without sampling: their exact ε.
+
+An adversary who sees who sent what gets no help from sampling. What remains is a composition of Gaussian
+releases, which is one Gaussian release with a larger μ.
+"""
+
+import math
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fl_privacy_lib._checks import InputError, positive
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
+from fl_privacy_lib.accounting.spending import Spending
+
+
+def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
+    """Return δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), exact for a μ-Gaussian release.
+
+    Balle and Wang (2018), theorem 8; Dong, Roth and Su (2022), corollary 1.
+    """
+    positive(mu=mu)
+    epsilon = np.asarray(epsilon, dtype=np.float64)
+    first = log_ndtr(mu / 2 - epsilon / mu)
+    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)  # logarithms: e^ε alone overflows from ε = 710
+    return np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Return the exact ε ≥ 0 of a μ-Gaussian release at δ.
+
+    Parameters
+    ----------
+    mu : float
+        μ > 0: sensitivity over standard deviation; sqrt(Σ 1/z²) for several releases.
+    delta : float
+        In (0, 1).
+
+    Examples
+    --------
+    >>> [round(gdp_epsilon(uses**0.5 / 6, 1e-5), 2) for uses in (1, 10, 100)]
+    [0.59, 2.11, 8.0]
+    """
+    positive(mu=mu)
+    check_delta(delta=delta)
+    if gdp_delta(0.0, mu) <= delta:
+        return 0.0
+    # The Gaussian tail bound: at this ε, Φ(μ/2 - ε/μ) alone is below δ.
+    high = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)) + 1)
+    return float(brentq(lambda epsilon: float(gdp_delta(epsilon, mu)) - delta, 0.0, high, xtol=1e-12, rtol=1e-14))
+
+
+def gdp_mu(events: Event | Ledger) -> float:
+    """Return μ = sqrt(Σ uses/z²) of releases without sampling.
+
+    Raises
+    ------
+    InputError
+        If an event is sampled with q < 1.
+    """
+    ledger = Ledger.of(events)
+    if (ledger.rates < 1).any():
+        raise InputError(
+            f"The plan samples at q = {ledger.rates.min():g}, and a sampled Gaussian is not a Gaussian: "
+            "use 'pld' or 'rdp', or sampling = 'none' for an adversary who sees who takes part."
+        )
+    return math.sqrt(float(np.sum(ledger.uses / np.square(ledger.noise))))
+
+
+def gdp_spending(events: Event | Ledger, delta: float) -> Spending:
+    """Return the exact cost of releases without sampling."""
+    ledger = Ledger.of(events)
+    return Spending.on(ledger, "gdp", gdp_epsilon(gdp_mu(ledger), delta), delta)

@@ -1,0 +1,265 @@
+"""Loading a data set by name: `available`, `verify`, `fetch` and `load`.
+
+The first three read no image, so that a notebook can refuse a wrong parameter before anything heavy is
+imported. Files are looked for in a data folder that the caller names; the library reads no environment.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib.data import own
+from fl_privacy_lib.data.files import Found, cached, check, find, missing
+from fl_privacy_lib.data.registry import DATASETS, Spec
+from fl_privacy_lib.data.splits import Parts
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory, cut for training, validation and test.
+
+    Parameters
+    ----------
+    name : str
+        The name by which it was loaded.
+    title : str
+        Its name in prose.
+    kind : str
+        ``"image"`` or ``"tabular"``.
+    train_x, validation_x, test_x : ndarray of float32
+        Images [N, C, H, W] or records [N, F], with values in [0, 1]; N may be 0 for the test.
+    train_y, validation_y, test_y : ndarray of int64, [N]
+        Class of each example, 0 to n_classes - 1.
+    classes : tuple of str
+        Names of the classes.
+    licence, source : str
+        Terms of use as far as known, and whom to cite.
+    note : str
+        How it was cut, and anything else that a reader must know.
+    """
+
+    name: str
+    title: str
+    kind: str
+    train_x: np.ndarray
+    train_y: np.ndarray
+    validation_x: np.ndarray
+    validation_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    classes: tuple[str, ...]
+    licence: str
+    source: str
+    note: str
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        """Shape of one example: (C, H, W) or (F,)."""
+        return self.train_x.shape[1:]
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+
+def _is_own(name: str) -> bool:
+    """Return whether name is ``npz:PATH``; raise `InputError` if it is no known name either."""
+    if str(name).startswith(own.PREFIX):
+        return True
+    # "npz:PATH" stands among the words, so that the sentence lists everything that is possible.
+    one_of([*DATASETS, own.PREFIX + "PATH"], data=name)
+    return False
+
+
+def _absent(name: str, spec: Spec, root: Path) -> InputError:
+    """Return the error for files that are not in the data folder: which, where, and what to do."""
+    paths = missing(spec.layouts, root)
+    more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+    folder = f"the data folder {root}" + ("" if root.is_dir() else ", which does not exist")
+    return InputError(
+        f"{spec.title} needs {paths[0]}{more}, not found in {folder}: put it there, set FL_PRIVACY_DATA to a "
+        f'folder that holds it, or download it with fl_privacy_lib.data.fetch("{name}", folder).'
+    )
+
+
+def available(name: str, root: Path) -> bool:
+    """Return whether the files of a data set are in the data folder, without reading them.
+
+    Parameters
+    ----------
+    name : str
+        A name in `DATASETS`, or ``npz:PATH``.
+    root : Path
+        The data folder; it need not exist.
+
+    Returns
+    -------
+    bool
+        Always True for what comes with scikit-learn.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown, or the folder is a file or may not be searched.
+
+    Examples
+    --------
+    >>> available("cancer", Path("/nowhere")), available("mnist", Path("/nowhere"))
+    (True, False)
+    """
+    if _is_own(name):
+        return own.is_file(own.path_of(name, Path(root)))
+    return find(DATASETS[name].layouts, Path(root)) is not None
+
+
+def first_available(names: Iterable[str], root: Path) -> str:
+    """Return the first of names whose files are in the data folder; `InputError` if there is none.
+
+    Examples
+    --------
+    >>> first_available(["mnist", "digits"], Path("/nowhere"))
+    'digits'
+    """
+    names = list(names)
+    for name in names:
+        if available(name, root):
+            return name
+    raise InputError(
+        f"None of {', '.join(names) or 'no names'} is in the data folder {root}: set FL_PRIVACY_DATA to a "
+        "folder that holds one of them, or name cancer or digits, which need no files."
+    )
+
+
+def _checked(name: str, root: Path) -> tuple[Found, str]:
+    """Return the layout that is there and its fingerprint; `InputError` if it is missing or damaged."""
+    found = find(DATASETS[name].layouts, root)
+    if found is None:
+        raise _absent(name, DATASETS[name], root)
+    return found, check(found)
+
+
+def verify(name: str, root: Path) -> None:
+    """Check in a second or two that a data set can be loaded from the data folder, without decoding it.
+
+    Parameters
+    ----------
+    name : str
+        A name in `DATASETS`, or ``npz:PATH``.
+    root : Path
+        The data folder.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown, a file is missing, cannot be read, or has another checksum than the
+        published one; for ``npz:PATH``, if it is no archive or lacks one of the four arrays.
+    """
+    if _is_own(name):
+        own.verify(own.path_of(name, Path(root)))
+    else:
+        _checked(name, Path(root))
+
+
+def fetch(name: str, root: Path) -> None:
+    """Download a data set into the data folder, unless its files are there already.
+
+    torchvision (MNIST, CIFAR-10) or scikit-learn (LFW) does it and checks what it gets. A server that does
+    not answer for 20 seconds counts as absent.
+
+    Parameters
+    ----------
+    name : str
+        A name in `DATASETS`, or ``npz:PATH``, which cannot be downloaded.
+    root : Path
+        The data folder; it is made if it does not exist.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown, or the files are not there and cannot be had.
+    """
+    root = Path(root)
+    if available(name, root):
+        return
+    if _is_own(name):
+        return own.verify(own.path_of(name, root))
+    spec = DATASETS[name]
+    if spec.fetch is None:
+        raise _absent(name, spec, root)
+    spec.fetch(root)
+    if not available(name, root):
+        raise _absent(name, spec, root)
+
+
+def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
+    """Load a data set from the data folder, downloading it first if it is not there.
+
+    Parameters
+    ----------
+    name : str
+        A name in `DATASETS`, or ``npz:PATH`` for one's own images (see `fl_privacy_lib.data.own`); a
+        relative PATH is meant from the data folder.
+    root : Path
+        The data folder.
+    cache : Path or None
+        Where decoded arrays are kept for the next time, uncompressed, one file for each state of the source.
+        None: decode each time.
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    InputError
+        As `verify` and `fetch`; for ``npz:PATH`` also for anything malformed in the arrays.
+
+    Examples
+    --------
+    >>> cancer = load("cancer", Path("/nowhere"))
+    >>> cancer.train_x.shape, cancer.validation_x.shape, cancer.classes
+    ((426, 30), (143, 30), ('malignant', 'benign'))
+    """
+    root = Path(root)
+    if _is_own(name):
+        return _load_own(name, own.path_of(name, root))
+    fetch(name, root)
+    spec = DATASETS[name]
+    found, fingerprint = _checked(name, root)
+    layout, paths = found.layout, [path for path, _ in found.files]
+    # What comes with a library is decoded faster than read back, and has no file to name the cache by.
+    arrays = cached(
+        cache if paths else None, f"{name}-{fingerprint[:16]}", layout.arrays, lambda: layout.decode(paths)
+    )
+    return Dataset(
+        name=name,
+        title=spec.title,
+        kind=spec.kind,
+        **spec.build(arrays)._asdict(),
+        licence=spec.licence,
+        source=spec.source,
+        note=" ".join(filter(None, [spec.note, layout.note])),
+    )
+
+
+def _load_own(name: str, path: Path) -> Dataset:
+    """Load ``npz:PATH``; the last fifth of the training images validates."""
+    arrays = own.read(path)
+    x, y = arrays["train_images"], arrays["train_labels"]
+    cut = len(y) - len(y) // 5
+    classes = tuple(str(label) for label in range(int(y.max()) + 1))
+    parts = Parts(x[:cut], y[:cut], x[cut:], y[cut:], arrays["test_images"], arrays["test_labels"], classes)
+    return Dataset(
+        name=name,
+        title=f"own data ({path.stem})",
+        kind="image",
+        **parts._asdict(),
+        licence="as its owner says",
+        source=path.name,
+        note=f"{cut:,} images for training; the last fifth of train_images, {len(y) - cut:,}, validates; "
+        f"{len(arrays['test_labels']):,} test images.",
+    )

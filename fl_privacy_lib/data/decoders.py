@@ -1,0 +1,144 @@
+"""From files, or from a library's own tables, to arrays as they are stored: nothing is scaled or cut here."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data.files import Arrays, read_bytes
+
+FOUR = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def decode_idx(path: Path) -> np.ndarray:
+    """Return the array of bytes in an idx file (MNIST's format), plain or gzip-compressed.
+
+    The file begins with two zero bytes, the type (8: unsigned byte) and the number of axes; then each
+    axis' length as a big-endian 32-bit integer; then the values, last axis fastest.
+
+    Returns
+    -------
+    ndarray of uint8
+        In the file's own shape.
+
+    Raises
+    ------
+    InputError
+        If the file is no such file, or shorter or longer than its header says.
+    """
+    content = read_bytes(path)
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise InputError(f"{path} is not an idx file of bytes; delete it and get it again.")
+    values_at = 4 + 4 * content[3]
+    if len(content) < values_at:
+        raise InputError(f"{path} is damaged: it ends inside its header; delete it and get it again.")
+    shape = [int(n) for n in np.frombuffer(content, ">u4", count=content[3], offset=4)]
+    values = np.frombuffer(content, np.uint8, offset=values_at)
+    if values.size != int(np.prod(shape, dtype=object)):
+        raise InputError(
+            f"{path} is damaged: its header promises the shape {tuple(shape)} "
+            f"but {values.size} values follow; delete it and get it again."
+        )
+    return values.reshape(shape)
+
+
+def decode_parquet(path: Path, image_column: str, label_column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels of a Parquet file in the Hugging Face layout.
+
+    Returns
+    -------
+    images : ndarray of uint8, [N, H, W, 3]
+    labels : ndarray of int64, [N]
+
+    Raises
+    ------
+    InputError
+        If pyarrow does not import beside the installed numpy.
+    """
+    from PIL import Image
+
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        # pyarrow does not state the numpy it was built for, so an installer cannot see the conflict.
+        raise InputError(
+            f"Reading {path.name} needs pyarrow, which does not import here ({str(error).splitlines()[0]}): "
+            f"install a pyarrow that was built for numpy {np.__version__}."
+        ) from error
+    table = pyarrow.parquet.read_table(path)
+    labels = np.array(table.column(label_column).to_pylist(), np.int64)
+    images: np.ndarray | None = None
+    for i, cell in enumerate(table.column(image_column).to_pylist()):
+        pixels = np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB"))  # [H, W, 3]
+        if images is None:
+            images = np.empty((len(labels), *pixels.shape), np.uint8)  # [N, H, W, 3]
+        images[i] = pixels
+    if images is None:
+        raise InputError(f"{path} holds no image; delete it and get it again.")
+    return images, labels
+
+
+def decode_mnist(paths: Sequence[Path]) -> Arrays:
+    """Return the four arrays of MNIST, images uint8 [N, 28, 28] and labels uint8 [N]."""
+    return {name: decode_idx(path) for name, path in zip(FOUR, paths, strict=True)}
+
+
+def decode_cifar_parquet(paths: Sequence[Path]) -> Arrays:
+    """Return the four arrays of CIFAR-10 from its two Parquet files, images uint8 [N, 32, 32, 3]."""
+    arrays: Arrays = {}
+    for part, path in zip(("train", "test"), paths, strict=True):
+        arrays[f"{part}_images"], arrays[f"{part}_labels"] = decode_parquet(path, "img", "label")
+    return arrays
+
+
+def decode_cifar_pickles(paths: Sequence[Path]) -> Arrays:
+    """Return the four arrays of CIFAR-10 from its pickles; torchvision compares their MD5 once more."""
+    from torchvision.datasets import CIFAR10
+
+    folder = paths[0].parent.parent
+    arrays: Arrays = {}
+    for part in ("train", "test"):
+        try:
+            data = CIFAR10(folder, train=part == "train", download=False)
+        except RuntimeError as error:
+            raise InputError(
+                f"{paths[0].parent} is damaged ({error}); delete it and get it again."
+            ) from error
+        arrays[f"{part}_images"] = np.asarray(data.data, np.uint8)  # [N, 32, 32, 3]
+        arrays[f"{part}_labels"] = np.asarray(data.targets, np.int64)
+    return arrays
+
+
+def decode_lfw(paths: Sequence[Path]) -> Arrays:
+    """Return LFW's images uint8 [N, 32, 32, 3], labels [N] and names; `InputError` if they do not fit."""
+    try:
+        with np.load(paths[0], allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in ("images", "labels", "names")}
+        fits = arrays["images"].dtype == np.uint8 and arrays["images"].shape[1:] == (32, 32, 3)
+        fits &= np.array_equal(np.unique(arrays["labels"]), np.arange(len(arrays["names"])))
+        fits &= len(arrays["images"]) == len(arrays["labels"])
+    except Exception as error:  # the downloaded form has no published checksum, so anything can be in it
+        raise InputError(f"{paths[0]} is damaged ({error}); delete it and get it again.") from error
+    if not fits:
+        raise InputError(
+            f"{paths[0]} does not hold 32 x 32 faces and their names; delete it and get it again."
+        )
+    return arrays
+
+
+def decode_cancer(paths: Sequence[Path]) -> Arrays:
+    """Return scikit-learn's breast cancer table, x float64 [569, 30] and y [569]."""
+    from sklearn.datasets import load_breast_cancer
+
+    table = load_breast_cancer()
+    return {"x": table.data, "y": table.target, "classes": np.asarray(table.target_names, np.str_)}
+
+
+def decode_digits(paths: Sequence[Path]) -> Arrays:
+    """Return scikit-learn's digits, x float64 [1797, 8, 8] with values 0..16 and y [1797]."""
+    from sklearn.datasets import load_digits
+
+    table = load_digits()
+    return {"x": table.images, "y": table.target}

@@ -1,0 +1,106 @@
+"""Downloads by the well-known libraries; whatever goes wrong becomes one sentence with a remedy."""
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data.files import save_npz
+
+# Seconds without an answer after which a server counts as absent.
+TIMEOUT = 20.0
+
+LFW_FUNNELED = "LFW/lfw20_funneled_32x32.npz"
+
+
+@contextmanager
+def network(title: str, wanted: str, root: Path) -> Iterator[None]:
+    """Bound the wait for a server inside the block and turn any failure there into an `InputError`.
+
+    Parameters
+    ----------
+    title : str
+        The data set's title.
+    wanted : str
+        The files that would have made the download needless.
+    root : Path
+        The data folder.
+
+    Notes
+    -----
+    The time limit is the process-wide default of sockets and is put back afterwards.
+    """
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        yield
+    except Exception as error:
+        # The libraries raise what their transport raises: URLError, timeouts, RuntimeError, a full disk.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if len(reason) > 300:
+            reason = reason[:300] + " …"
+        raise InputError(
+            f"{title} is not in the data folder {root} and could not be downloaded ({reason}): "
+            f"put {wanted} there, or set FL_PRIVACY_DATA to a folder that holds it."
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def mnist(root: Path) -> None:
+    """Download MNIST's four files into ``root/MNIST/raw`` with torchvision, which checks their MD5."""
+    with network("MNIST", "MNIST/raw with its four idx files", root):
+        from torchvision.datasets import MNIST
+
+        MNIST(root, download=True)
+
+
+def cifar10(root: Path) -> None:
+    """Download CIFAR-10 into ``root/cifar-10-batches-py`` with torchvision, which checks its MD5."""
+    with network("CIFAR-10", "the folder cifar-10-batches-py with its seven files", root):
+        from torchvision.datasets import CIFAR10
+
+        CIFAR10(root, train=True, download=True)
+
+
+def lfw(root: Path) -> None:
+    """Download LFW with scikit-learn, which checks its SHA-256, and keep it as a small array file.
+
+    The pictures are the funneled (aligned) ones, in scikit-learn's default crop of 125 x 94, brought to
+    32 x 32 with Pillow's bicubic filter. scikit-learn's own folder is removed afterwards: it is large, and
+    it keeps pickles, which this library does not read.
+    """
+    with network("LFW", "LFW/lfw20_32x32.npz", root):
+        from sklearn.datasets import fetch_lfw_people
+
+        with tempfile.TemporaryDirectory(dir=root, prefix="lfw-download-") as folder:
+            people = fetch_lfw_people(data_home=folder, min_faces_per_person=20, color=True, resize=None)
+        labels = np.asarray(people.target, np.int64)  # [N]
+        order = _before_shuffle(labels)
+        images = np.stack([_to_32x32(people.images[i]) for i in order])  # [N, 32, 32, 3]
+        names = np.asarray(people.target_names, np.str_)
+        save_npz(root / LFW_FUNNELED, {"images": images, "labels": labels[order], "names": names})
+
+
+def _before_shuffle(labels: np.ndarray) -> np.ndarray:
+    """Return the positions of the pictures in the order of person and file name, in which LFW is kept."""
+    shuffled = np.arange(len(labels))
+    np.random.RandomState(42).shuffle(shuffled)  # as scikit-learn does
+    order = np.argsort(shuffled)
+    if np.any(np.diff(labels[order]) < 0):
+        # Another release may shuffle otherwise; sorted by person is then as near as one gets.
+        order = np.argsort(labels, kind="stable")
+    return order
+
+
+def _to_32x32(picture: np.ndarray) -> np.ndarray:
+    """Return a picture, float [H, W, 3] in [0, 1], as uint8 [32, 32, 3]."""
+    from PIL import Image
+
+    whole = Image.fromarray(np.rint(picture * 255).astype(np.uint8))
+    return np.asarray(whole.resize((32, 32), Image.Resampling.BICUBIC))

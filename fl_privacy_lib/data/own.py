@@ -1,0 +1,177 @@
+"""A user's own images: ``npz:PATH`` names a NumPy archive with four arrays."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data.files import is_file, unreadable
+from fl_privacy_lib.data.splits import unit_range
+
+PREFIX = "npz:"
+KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def path_of(name: str, root: Path) -> Path:
+    """Return the file that ``npz:PATH`` names; a relative PATH is meant from the data folder."""
+    text = os.path.expanduser(name.removeprefix(PREFIX))
+    if not text:
+        raise InputError("The data set 'npz:' names no file: write npz:PATH, such as npz:/home/me/mine.npz.")
+    return root / text
+
+
+def _open(path: Path) -> np.lib.npyio.NpzFile:
+    """Open an archive and see that the four arrays are listed in it; nothing is decoded."""
+    if not is_file(path):
+        raise InputError(
+            f"There is no file {path}: give npz:PATH an absolute path, or one from the data folder."
+        )
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except PermissionError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:
+        # A damaged archive can raise whatever zipfile or numpy's header parser raises.
+        raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise InputError(f"{path} holds a single array; write it with numpy.savez, with {', '.join(KEYS)}.")
+    lacking = [key for key in KEYS if key not in archive.files]
+    if lacking:
+        held = ", ".join(archive.files) or "nothing"
+        archive.close()
+        raise InputError(
+            f"{path} lacks the array {lacking[0]}: it holds {held}, and needs {', '.join(KEYS)}."
+        )
+    return archive
+
+
+def verify(path: Path) -> None:
+    """Raise `InputError` unless path is a readable archive that lists the four arrays."""
+    _open(path).close()
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """Return the checked arrays of an archive.
+
+    Returns
+    -------
+    dict
+        Images as float32 [N, C, H, W] in [0, 1], labels as int64 [N], under the archive's own names.
+
+    Raises
+    ------
+    InputError
+        For anything that is missing, of another shape or type, or out of range; see `images_of` and
+        `labels_of`.
+    """
+    arrays = {}
+    with _open(path) as archive:
+        for key in KEYS:
+            try:
+                arrays[key] = archive[key]
+            except Exception as error:
+                # As above; numpy refuses arrays of Python objects here, since they would be pickles.
+                raise InputError(
+                    f"The array {key} of {path} cannot be read ({str(error).rstrip('.')}): "
+                    "write it again with numpy.savez, as numbers."
+                ) from error
+    for part in ("train", "test"):
+        images, labels = f"{part}_images", f"{part}_labels"
+        arrays[images] = images_of(f"{images} of {path}", arrays[images])
+        arrays[labels] = labels_of(f"{labels} of {path}", arrays[labels], len(arrays[images]))
+    if arrays["train_images"].shape[1:] != arrays["test_images"].shape[1:]:
+        shapes = [arrays[f"{part}_images"].shape[1:] for part in ("train", "test")]
+        raise InputError(
+            f"The images of {path} differ: an image for training is {shapes[0]} and one for the test is "
+            f"{shapes[1]}, as channels, height and width; make them alike."
+        )
+    _check_classes(path, arrays["train_labels"], arrays["test_labels"])
+    return arrays
+
+
+def images_of(what: str, array: np.ndarray) -> np.ndarray:
+    """Return images as float32 [N, C, H, W] in [0, 1].
+
+    Parameters
+    ----------
+    what : str
+        How to name the array in an error.
+    array : ndarray
+        uint8 in 0..255, or floating point in [0, 1]. Three axes are [N, H, W]. Of four axes, the one of
+        length 1 or 3 is the channels: the last one ([N, H, W, C]) or the second one ([N, C, H, W]).
+
+    Raises
+    ------
+    InputError
+        For another type or number of axes; for four axes of which neither or both could be the channels;
+        for values that are not finite or not in [0, 1].
+    """
+    if array.ndim == 3:
+        array = array[:, None]  # [N, 1, H, W]
+    elif array.ndim != 4:
+        raise InputError(
+            f"{what} has {array.ndim} axes: images need [N, H, W], [N, H, W, C] or [N, C, H, W]."
+        )
+    else:
+        first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+        if first == last:
+            fault = "both could be" if first else "neither can be"
+            raise InputError(
+                f"{what} has the shape {array.shape}: of the second and the last axis {fault} the channels "
+                "(1 or 3); write [N, H, W] for one channel."
+            )
+        if last:
+            array = array.transpose(0, 3, 1, 2)  # [N, C, H, W]
+    if 0 in array.shape[1:]:
+        raise InputError(f"{what} has the shape {array.shape}: an image needs at least one pixel.")
+    if array.dtype == np.uint8:
+        return unit_range(array)
+    if array.dtype.kind != "f":
+        raise InputError(f"{what} is of type {array.dtype}: images are uint8, or floating point in [0, 1].")
+    if not np.isfinite(array).all():
+        raise InputError(f"{what} holds NaN or infinity: replace it by values in [0, 1].")
+    if array.size and (array.min() < 0 or array.max() > 1):
+        raise InputError(
+            f"{what} holds values from {array.min():g} to {array.max():g}: floating-point images lie in "
+            "[0, 1] (divide by 255, or write uint8)."
+        )
+    return np.ascontiguousarray(array, np.float32)
+
+
+def labels_of(what: str, array: np.ndarray, images: int) -> np.ndarray:
+    """Return labels as int64 [N]; `InputError` unless they are integers >= 0, one for each image."""
+    if array.ndim != 1 or len(array) != images:
+        raise InputError(
+            f"{what} has the shape {array.shape}: it needs one label for each of {images} images."
+        )
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{what} is of type {array.dtype}: labels are integers from 0 to n - 1.")
+    if array.size and (array.min() < 0 or array.max() > 10**6):
+        raise InputError(
+            f"{what} runs from {array.min()} to {array.max()}: labels are integers from 0 to n - 1."
+        )
+    return array.astype(np.int64)
+
+
+def _check_classes(path: Path, train: np.ndarray, test: np.ndarray) -> None:
+    """Raise `InputError` unless the labels are 0..n-1, n >= 2, and training sees each of them."""
+    if len(train) < 5:
+        raise InputError(
+            f"{path} has {len(train)} training images: at least 5 are needed, since one fifth validates."
+        )
+    n_classes = int(max(train.max(), test.max(initial=0))) + 1
+    if n_classes < 2:
+        raise InputError(f"{path} has only the label 0: at least two classes are needed.")
+    seen = np.bincount(train, minlength=n_classes) > 0  # [n_classes]
+    if not seen.all():
+        raise InputError(
+            f"No training image of {path} has the label {int(np.flatnonzero(~seen)[0])}: "
+            f"labels up to {n_classes - 1} are used, and train_labels needs each of 0 to {n_classes - 1}."
+        )
+    kept = np.bincount(train[: len(train) - len(train) // 5], minlength=n_classes) > 0
+    if not kept.all():
+        raise InputError(
+            f"The label {int(np.flatnonzero(~kept)[0])} occurs only in the last fifth of the training images "
+            f"of {path}, which validates: shuffle the training images before you save them."
+        )

@@ -1,0 +1,312 @@
+"""Who holds which example: partitions of a training set among clients.
+
+The privacy of an example depends on how many clients hold it, since each of them uses it. A partition
+therefore reports it (`Partition.holders`), together with how often one client holds the same example
+(`Partition.repeats`).
+"""
+
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError, in_range
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The examples of each client.
+
+    Parameters
+    ----------
+    name : str
+        How it was made.
+    indices : tuple of ndarray of int64
+        For each client the positions of its examples in the training set, in the client's own order.
+    examples : int
+        Size of the training set.
+
+    Raises
+    ------
+    InputError
+        If a client has no example, or a position outside the training set.
+
+    Examples
+    --------
+    >>> two = Partition("by hand", (np.array([0, 1, 1]), np.array([1, 2])), 4)
+    >>> two.holders(), two.repeats()
+    (array([1, 2, 1, 0]), array([1, 2, 1, 0]))
+    """
+
+    name: str
+    indices: tuple[np.ndarray, ...]
+    examples: int
+
+    def __post_init__(self) -> None:
+        if not self.indices:
+            raise InputError(f"The partition {self.name!r} has no client: give it at least one.")
+        for client, held in enumerate(self.indices):
+            if len(held) == 0:
+                raise InputError(
+                    f"Client {client} of the partition {self.name!r} has no example: give it one."
+                )
+            if held.min() < 0 or held.max() >= self.examples:
+                raise InputError(
+                    f"Client {client} of the partition {self.name!r} names an example outside 0 to "
+                    f"{self.examples - 1}: use positions in the training set."
+                )
+
+    @property
+    def clients(self) -> int:
+        """Number of clients K."""
+        return len(self.indices)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of examples of each client, repeats counted, [clients]."""
+        return np.array([len(held) for held in self.indices])
+
+    def holders(self) -> np.ndarray:
+        """Return how many distinct clients hold each example, [examples]."""
+        count = np.zeros(self.examples, np.int64)
+        for held in self.indices:
+            count[np.unique(held)] += 1
+        return count
+
+    def repeats(self) -> np.ndarray:
+        """Return how often each example occurs at the client that has it most often, [examples].
+
+        A pass over such a client's examples uses the example that many times.
+        """
+        most = np.zeros(self.examples, np.int64)
+        for held in self.indices:
+            example, times = np.unique(held, return_counts=True)
+            most[example] = np.maximum(most[example], times)
+        return most
+
+    def classes_per_client(self, labels: np.ndarray) -> np.ndarray:
+        """Return how many different labels each client has, [clients], given the labels [examples]."""
+        return np.array([len(np.unique(labels[held])) for held in self.indices])
+
+
+def _whole(**values: int) -> None:
+    """Raise `InputError` unless every value is an integer of at least 1."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name} = {value} must be an integer of at least 1.")
+
+
+def _fits(examples_per_client: int, examples: int) -> None:
+    """Raise `InputError` if a client would need more different examples than there are."""
+    if examples_per_client > examples:
+        raise InputError(
+            f"examples_per_client = {examples_per_client} is more than the {examples} examples of the "
+            f"training set: choose at most {examples}."
+        )
+
+
+def two_shards(
+    labels: np.ndarray, clients: int, examples_per_client: int, rng: np.random.Generator
+) -> Partition:
+    """Give each client two shards of a training set that is sorted by class.
+
+    Each class' examples are permuted ``copies = ceil(clients * examples_per_client / N)`` times; the
+    permutations stand end to end, class after class; the row is cut into shards of half a client's size;
+    each client gets two shards, drawn at random without replacement. Its examples are then shuffled once.
+
+    Parameters
+    ----------
+    labels : ndarray of int, [N]
+    clients : int
+        K.
+    examples_per_client : int
+        An even number.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Partition
+        Most clients have two classes; one or three or four occur, since shards cross from class to class
+        and both may lie in one class.
+
+    Raises
+    ------
+    InputError
+        If a number is not a positive integer, or examples_per_client is odd.
+
+    Notes
+    -----
+    An example is held by up to ``copies`` clients: 1, 10 and 100 for 100, 1,000 and 10,000 clients with 500
+    of 50,000 examples each. It is held by fewer where one client got it twice, as happens when its two
+    shards come from two permutations of one class. If the row has more shards than are needed, the shards
+    are drawn from all of it, so no class is favoured; some copies then go to nobody. If its length is no
+    multiple of a shard, less than one shard is left out, split at random between its two ends.
+
+    Source: the public code of Fed-CDP (client data of the MNIST script).
+
+    Examples
+    --------
+    >>> labels = np.repeat([0, 1], 50)
+    >>> split = two_shards(labels, 20, 10, np.random.default_rng(0))
+    >>> split.sizes.tolist() == [10] * 20, int(split.holders().max())
+    (True, 2)
+    """
+    _whole(clients=clients, examples_per_client=examples_per_client)
+    if examples_per_client % 2:
+        raise InputError(
+            f"examples_per_client = {examples_per_client} is odd: two equal shards need an even number."
+        )
+    labels = np.asarray(labels)
+    shard = examples_per_client // 2
+    copies = -(-clients * examples_per_client // len(labels))
+    blocks = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    row = np.concatenate([rng.permutation(block) for block in blocks for _ in range(copies)])  # [copies * N]
+    shards = len(row) // shard
+    start = rng.integers(len(row) - shards * shard + 1)
+    cut = row[start : start + shards * shard].reshape(shards, shard)
+    drawn = rng.permutation(shards)[: 2 * clients].reshape(clients, 2)
+    owned = cut[drawn].reshape(clients, examples_per_client)
+    return Partition("two shards", tuple(rng.permuted(owned, axis=1)), len(labels))
+
+
+def some_classes(
+    labels: np.ndarray, clients: int, examples_per_client: int, classes: int, rng: np.random.Generator
+) -> Partition:
+    """Give each client examples of a few classes, drawn at random.
+
+    A client draws its classes without replacement, then its examples without replacement among all
+    examples of these classes. While the classes have too few examples, it draws one class more.
+
+    Parameters
+    ----------
+    labels : ndarray of int, [N]
+    clients : int
+        K.
+    examples_per_client : int
+        At most N.
+    classes : int
+        Classes drawn for each client, about 15 for LFW; at most the number of classes.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Partition
+        Clients draw independently: an example of class c is held by a random number of clients, about
+        ``clients * examples_per_client / N`` on average, and no client holds an example twice.
+
+    Raises
+    ------
+    InputError
+        If a number is not a positive integer, or too large.
+    """
+    _whole(clients=clients, examples_per_client=examples_per_client, classes=classes)
+    labels = np.asarray(labels)
+    _fits(examples_per_client, len(labels))
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    in_range(1, len(members), classes=classes)
+    size = np.array([len(held) for held in members])
+    indices = []
+    for _ in range(clients):
+        order = rng.permutation(len(members))
+        enough = int(np.searchsorted(np.cumsum(size[order]), examples_per_client)) + 1
+        pool = np.concatenate([members[c] for c in order[: max(classes, enough)]])
+        indices.append(rng.choice(pool, examples_per_client, replace=False))
+    return Partition("some classes", tuple(indices), len(labels))
+
+
+def full_copies(examples: int, clients: int) -> Partition:
+    """Give every client the whole training set, in the same order; each example has ``clients`` holders."""
+    _whole(examples=examples, clients=clients)
+    return Partition("full copies", (np.arange(examples),) * clients, examples)
+
+
+def iid(examples: int, clients: int, examples_per_client: int, rng: np.random.Generator) -> Partition:
+    """Give each client examples drawn at random, without regard to class.
+
+    A permutation of the training set serves as many clients as it has full portions; then a new one begins.
+
+    Parameters
+    ----------
+    examples : int
+        N.
+    clients : int
+        K.
+    examples_per_client : int
+        At most N.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Partition
+        Disjoint if ``clients <= N // examples_per_client``. Otherwise an example has at most
+        ``ceil(clients / (N // examples_per_client))`` holders. No client holds an example twice.
+
+    Raises
+    ------
+    InputError
+        If a number is not a positive integer, or examples_per_client is more than N.
+
+    Examples
+    --------
+    >>> iid(10, 6, 3, np.random.default_rng(0)).holders().max()
+    2
+    """
+    _whole(examples=examples, clients=clients, examples_per_client=examples_per_client)
+    _fits(examples_per_client, examples)
+    portions = examples // examples_per_client
+    indices: list[np.ndarray] = []
+    while len(indices) < clients:
+        served = rng.permutation(examples)[: portions * examples_per_client]
+        indices.extend(served.reshape(portions, examples_per_client))
+    return Partition("iid", tuple(indices[:clients]), examples)
+
+
+def dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
+    """Spread each class over the clients by shares drawn from a symmetric Dirichlet law.
+
+    Parameters
+    ----------
+    labels : ndarray of int, [N]
+    clients : int
+        K, at most N.
+    alpha : float
+        Concentration, in [0.001, 1,000,000]: small values give each class to few clients, large values
+        spread it evenly.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Partition
+        Every example has exactly one holder; sizes differ from client to client.
+
+    Raises
+    ------
+    InputError
+        If clients is not a positive integer, there are fewer examples than clients, or alpha is out of range.
+
+    Notes
+    -----
+    The law leaves clients empty when alpha is small. Each empty client, in order of its number, then gets one
+    example, drawn at random from the client that is largest at that moment. This changes the law as little
+    as possible, and always ends, which drawing again would not.
+    """
+    _whole(clients=clients)
+    in_range(1e-3, 1e6, alpha=alpha)
+    labels = np.asarray(labels)
+    if clients > len(labels):
+        raise InputError(
+            f"clients = {clients} is more than the {len(labels)} examples: each client needs one."
+        )
+    owner = np.empty(len(labels), np.int64)  # [N]
+    for label in np.unique(labels):
+        held = rng.permutation(np.flatnonzero(labels == label))
+        share = rng.dirichlet(np.full(clients, float(alpha)))  # [clients]
+        owner[held] = np.repeat(np.arange(clients), rng.multinomial(len(held), share))
+    size = np.bincount(owner, minlength=clients)
+    for empty in np.flatnonzero(size == 0):
+        largest = int(np.argmax(size))
+        owner[rng.choice(np.flatnonzero(owner == largest))] = empty
+        size[largest] -= 1
+        size[empty] = 1
+    by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(size)[:-1])
+    return Partition("dirichlet", tuple(rng.permutation(held) for held in by_owner), len(labels))

@@ -1,0 +1,124 @@
+"""From stored arrays to the parts of a data set: scaled to [0, 1], cut for training, validation and test."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fl_privacy_lib.data.files import Arrays
+
+# Cuts of data sets that have no order of their own are drawn once, from this seed, for every run.
+SPLIT_SEED = 20210707
+
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+DIGIT_CLASSES = tuple("0123456789")
+
+
+class Parts(NamedTuple):
+    """The arrays of a data set, cut for training, validation and test, and the names of its classes."""
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    validation_x: np.ndarray
+    validation_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    classes: tuple[str, ...]
+
+
+def unit_range(pixels: np.ndarray) -> np.ndarray:
+    """Return uint8 values 0..255 as float32 in [0, 1], in the same shape and without a second copy."""
+    values = pixels.astype(np.float32, order="C")
+    values /= np.float32(255)
+    return values
+
+
+def channels_first(images: np.ndarray) -> np.ndarray:
+    """Return uint8 images [N, H, W] or [N, H, W, C] as float32 [N, C, H, W] in [0, 1]."""
+    return unit_range(images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2))
+
+
+def resized(images: np.ndarray, size: int) -> np.ndarray:
+    """Resize square images by linear interpolation between pixel centres.
+
+    Parameters
+    ----------
+    images : ndarray, [N, H, H]
+    size : int
+        New height and width, in pixels, at least H.
+
+    Returns
+    -------
+    ndarray, [N, size, size]
+        Values stay within the range of the images.
+
+    Examples
+    --------
+    >>> resized(np.array([[[0.0, 1.0], [0.0, 1.0]]]), 4)[0, 0]
+    array([0.  , 0.25, 0.75, 1.  ])
+    """
+    old = images.shape[-1]
+    centre = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)  # [size], in old pixels
+    weight = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(old)))  # [size, old]; each row sums to 1
+    return weight @ images @ weight.T
+
+
+def cut_tail(arrays: Arrays, held_out: int, classes: tuple[str, ...]) -> Parts:
+    """Return image parts: the last held_out training examples validate, in the files' order."""
+    x, y = channels_first(arrays["train_images"]), arrays["train_labels"].astype(np.int64)
+    test_x, test_y = channels_first(arrays["test_images"]), arrays["test_labels"].astype(np.int64)
+    cut = len(y) - held_out
+    return Parts(x[:cut], y[:cut], x[cut:], y[cut:], test_x, test_y, classes)
+
+
+def cut_three_to_one(x: np.ndarray, y: np.ndarray, classes: Sequence[str]) -> Parts:
+    """Return parts with three quarters for training, one for validation and none for the test.
+
+    The order is that of ``numpy.random.default_rng(SPLIT_SEED).permutation``; it is not stratified.
+    """
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(y))
+    cut = 3 * len(y) // 4
+    x, y = x[order], y[order].astype(np.int64)
+    return Parts(x[:cut], y[:cut], x[cut:], y[cut:], x[:0], y[:0], tuple(classes))
+
+
+def scaled_by_training(parts: Parts) -> Parts:
+    """Return tabular parts, float32, each column scaled by its range over the training examples.
+
+    What lies outside that range in the other parts is clipped to [0, 1]; a constant column becomes 0.
+    """
+    low, high = parts.train_x.min(axis=0), parts.train_x.max(axis=0)  # [F]
+    span = np.where(high > low, high - low, 1)
+
+    def scale(x: np.ndarray) -> np.ndarray:
+        return np.clip((x - low) / span, 0, 1).astype(np.float32)
+
+    return parts._replace(
+        train_x=scale(parts.train_x), validation_x=scale(parts.validation_x), test_x=scale(parts.test_x)
+    )
+
+
+def build_mnist(arrays: Arrays) -> Parts:
+    """Return 50,000 / 10,000 / 10,000 images [N, 1, 28, 28]."""
+    return cut_tail(arrays, 10_000, DIGIT_CLASSES)
+
+
+def build_cifar(arrays: Arrays) -> Parts:
+    """Return 40,000 / 10,000 images [N, 3, 32, 32] and the test images that are there."""
+    return cut_tail(arrays, 10_000, CIFAR_CLASSES)
+
+
+def build_lfw(arrays: Arrays) -> Parts:
+    """Return 2,267 / 756 / 0 faces [N, 3, 32, 32]."""
+    return cut_three_to_one(channels_first(arrays["images"]), arrays["labels"], arrays["names"].tolist())
+
+
+def build_cancer(arrays: Arrays) -> Parts:
+    """Return 426 / 143 / 0 records [N, 30]."""
+    return scaled_by_training(cut_three_to_one(arrays["x"], arrays["y"], arrays["classes"].tolist()))
+
+
+def build_digits(arrays: Arrays) -> Parts:
+    """Return 1,347 / 450 / 0 digits [N, 1, 28, 28]."""
+    images = resized(arrays["x"] / 16, 28)[:, None].astype(np.float32)  # [N, 1, 28, 28]
+    return cut_three_to_one(images, arrays["y"], DIGIT_CLASSES)

@@ -1,0 +1,7 @@
+"""Federated training, simulated: gradients, one participation, rounds."""
+
+from fl_privacy_lib.federated.gradients import example_gradients
+from fl_privacy_lib.federated.participation import Observation, Tap
+from fl_privacy_lib.federated.simulation import Run, accuracy, simulate
+
+__all__ = ["Observation", "Run", "Tap", "accuracy", "example_gradients", "simulate"]

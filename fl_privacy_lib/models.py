@@ -1,0 +1,157 @@
+"""The networks of the papers: the ones that are trained, and the ones that are attacked.
+
+The papers train one network and attack another. The training network is a ReLU CNN without biases; the
+published reconstructions come from an untrained sigmoid LeNet whose weights and biases are drawn
+from U(−0.5, 0.5). A success rate belongs to the network it was measured on.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from fl_privacy_lib._checks import InputError, one_of
+
+Parameters = dict[str, torch.Tensor]
+
+
+def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
+    """Return the CNN that the Fed-CDP papers train.
+
+    Two valid 3×3 convolutions (32 and 64 channels, ReLU, 2×2 max-pooling) and one dense layer; no biases,
+    so that "layer" and "tensor" mean the same. The released code's dropout is never active and is left out.
+
+    Parameters
+    ----------
+    shape : (channels, height, width)
+    classes : int, number of logits
+
+    Notes
+    -----
+    Source: Fed-CDP, section VII, and its released code.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in training_cnn((1, 28, 28), 10).parameters())
+    34720
+    >>> sum(p.numel() for p in training_cnn((3, 32, 32), 62).parameters())
+    162144
+    """
+    channels, height, width = shape
+    side = [((n - 2) // 2 - 2) // 2 for n in (height, width)]
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * side[0] * side[1], classes, bias=False),
+    )  # fmt: skip
+
+
+def attacked_lenet(shape: tuple[int, int, int], classes: int, convolutions: int = 4) -> nn.Sequential:
+    """Return the sigmoid LeNet on which the published reconstructions were made.
+
+    12 channels of 5×5 convolutions with padding 2 (strides 2, 2, 1 and, with four, 1), sigmoid after each,
+    and one dense layer. Initialise it with `init_uniform`.
+
+    Parameters
+    ----------
+    shape : (channels, height, width)
+    classes : int, number of logits
+    convolutions : {3, 4}
+        4 as in the code of CPL, 3 as in DLG and iDLG.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in attacked_lenet((1, 28, 28), 10).parameters())
+    17038
+    >>> sum(p.numel() for p in attacked_lenet((3, 32, 32), 10).parameters())
+    19438
+    """
+    if convolutions not in (3, 4):
+        raise InputError(f"convolutions = {convolutions} must be 3 (DLG, iDLG) or 4 (CPL).")
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    for stride in (2, 2, 1, 1)[:convolutions]:
+        layers += [nn.Conv2d(channels, 12, 5, stride=stride, padding=2), nn.Sigmoid()]
+        channels = 12
+    features = 12 * -(-height // 4) * -(-width // 4)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, classes))
+
+
+def mlp(features: int, classes: int, hidden: tuple[int, ...] = (600, 100)) -> nn.Sequential:
+    """Return the multilayer perceptron of the tabular data sets (no biases; ReLU).
+
+    Source: Fed-CDP's released code, "two hidden layers".
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in mlp(30, 2).parameters())
+    78200
+    """
+    widths = (features, *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after, bias=False), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes, bias=False))
+
+
+def init_uniform(model: nn.Module, generator: torch.Generator, half_width: float = 0.5) -> nn.Module:
+    """Draw every weight and bias from U(−half_width, half_width), in place, and return the model.
+
+    Source: the released code of DLG and CPL (half_width = 0.5).
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-half_width, half_width, generator=generator)
+    return model
+
+
+def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Draw weights from Glorot's uniform law and set biases to zero (the default of Keras), in place."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter, generator=generator)
+            else:
+                parameter.zero_()
+    return model
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {"training_cnn": training_cnn, "attacked_lenet": attacked_lenet}
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> nn.Module:
+    """Return an initialised model by name: 'training_cnn', 'attacked_lenet' or 'mlp'.
+
+    Each gets the initialisation its paper used: Glorot for trained networks, U(−0.5, 0.5) for the attacked one.
+    """
+    one_of([*BUILDERS, "mlp"], model=name)
+    if name == "mlp":
+        return init_glorot(mlp(int(torch.tensor(shape).prod()), classes), generator)
+    if len(shape) != 3:
+        raise InputError(f"model = {name!r} needs images, but an example has shape {shape}; use 'mlp'.")
+    model = BUILDERS[name](shape, classes)
+    return init_uniform(model, generator) if name == "attacked_lenet" else init_glorot(model, generator)
+
+
+def parameters_of(model: nn.Module) -> Parameters:
+    """Return the model's parameters by name, detached: the form in which weights travel the route."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def check_per_example(model: nn.Module) -> None:
+    """Raise unless every example has a gradient of its own under this model.
+
+    Raises
+    ------
+    InputError
+        For a batch normalisation in training mode: its statistics mix the examples of a batch, so one
+        example's gradient depends on its neighbours and clipping it bounds nothing. Frozen statistics
+        (``layer.eval()``) are a fixed affine map and are allowed.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not layer.track_running_stats):
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}) normalises over the batch, so an example has no gradient "
+                "of its own to clip; freeze its statistics with .eval() or use GroupNorm instead."
+            )

@@ -1,0 +1,1 @@
+"""From the library to the book: parameters, experiments, records, verdicts, figures, notebooks."""

@@ -1,0 +1,159 @@
+"""The ledger of claims: each has a test on the measured rows, written down before the rows were.
+
+``results/claims.yml`` holds one entry for every table, figure, proposition and stated claim. Its status is
+computed here from the records, never typed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib.metrics import wilson_interval
+from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
+from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, load_published, reproduces
+
+FIELDS = set("id paper where kind chapter statement table rows test setting refutation why".split())
+KINDS = ("table", "figure", "proposition", "claim")
+CHECKS = ("values", "rate_above", "rate_below", "fewer_iterations", "shown")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The computed status of a claim: on how many recorded cells its test held, and why."""
+
+    status: str
+    held: int
+    cells: int
+    note: str = ""
+
+    def __str__(self) -> str:
+        counts = f" on {self.held} of {self.cells} recorded cells" if self.cells else ""
+        return f"{self.status}{counts}" + (f" ({self.note})" if self.note else "")
+
+
+def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
+    """Return the ledger's entries, checked for form."""
+    entries = yaml.safe_load(path.read_text())
+    seen: set[str] = set()
+    for entry in entries:
+        name = entry.get("id", "?")
+        if unknown := set(entry) - FIELDS:
+            raise InputError(f"claim {name} has the unknown field {min(unknown)!r}: use {', '.join(sorted(FIELDS))}.")
+        if name in seen:
+            raise InputError(f"claim {name} stands twice in {path}: give each an id of its own.")
+        seen.add(name)
+        one_of(KINDS, kind=entry["kind"])
+        if "test" in entry:
+            one_of(CHECKS, check=entry["test"]["check"])
+        elif "why" not in entry:
+            raise InputError(f"claim {name} has neither a test nor a reason why it is not run: give one.")
+    return entries
+
+
+def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
+    """Return a measured table ('paper/table'); an empty one if nothing is recorded."""
+    path = folder / f"{table}.csv"
+    if not path.exists():
+        return pd.DataFrame(columns=["metric"])
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    for column in ("mean", "std", "seconds"):
+        frame[column] = pd.to_numeric(frame[column])
+    return frame
+
+
+def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:
+    """Return the rows whose columns have the given value, or one of the given list of values."""
+    for column, wanted in rows.items():
+        allowed = [str(w) for w in (wanted if isinstance(wanted, list) else [wanted])]
+        if column not in frame:
+            return frame.iloc[:0]
+        frame = frame[frame[column].isin(allowed)]
+    return frame
+
+
+def at_published_setting(frame: pd.DataFrame, setting: dict[str, Any]) -> pd.DataFrame:
+    """Return the rows that ran at the published setting.
+
+    Each column must equal what is named, data set by data set where a mapping names it; `victims`, over all seeds,
+    must be at least as many.
+    """
+    for column, wanted in setting.items():
+        if isinstance(wanted, dict):
+            allowed = frame["dataset"].map(lambda name, wanted=wanted: str(wanted.get(name, "")))
+            frame = frame[frame[column] == allowed]
+            continue
+        if column == "victims":
+            total = frame["victims"].astype(int) * frame["seeds"].astype(int)
+            frame = frame[total >= int(wanted)]
+        else:
+            frame = select(frame, {column: wanted})
+    return frame
+
+
+def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
+    """Compute a claim's status from the records.
+
+    *not run* without rows; *reduced setting* if no row ran at the published setting; *refuted* if the entry's
+    refutation (an argument and a test of its counter-example) holds in a recorded cell; else *reproduced* if the test
+    held on every cell, *not reproduced* otherwise.
+    """
+    if "test" not in entry:
+        return Verdict("not run", 0, 0, entry["why"])
+    frame = select(measured(entry["table"], folder), entry.get("rows", {}))
+    if frame.empty:
+        return Verdict("not run", 0, 0, entry.get("why", "nothing recorded yet"))
+    full = at_published_setting(frame, entry.get("setting", {}))
+    if full.empty:
+        return Verdict("reduced setting", 0, 0)
+    held = check(entry["test"], entry, full)
+    if "refutation" in entry:
+        counter = select(measured(entry["table"], folder), entry["refutation"]["rows"])
+        found = check(entry["refutation"]["test"], entry, at_published_setting(counter, entry.get("setting", {})))
+        if any(found):
+            return Verdict("refuted", sum(held), len(held), entry["refutation"]["argument"])
+    return Verdict("reproduced" if held and all(held) else "not reproduced", sum(held), len(held))
+
+
+def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> list[bool]:
+    """Return, for each recorded cell, whether the test holds there.
+
+    values : the published cell of the same keys is reproduced
+    rate_above, rate_below : the Wilson interval of the success rate lies above, or below, `bound`
+    fewer_iterations : `rows` needs fewer attack iterations to success than `than`, data set by data set
+    shown : the metric `metric` is at least `bound`
+    """
+    kind = test["check"]
+    if kind == "values":
+        return [held for *_, held in compare_values(entry["table"], frame)]
+    if kind in ("rate_above", "rate_below"):
+        rates = frame[frame["metric"] == test.get("metric", "attack_success_rate")]
+        bounds = [wilson_interval(round(r["mean"] * int(r["n"])), int(r["n"])) for _, r in rates.iterrows()]
+        return [low > test["bound"] if kind == "rate_above" else high < test["bound"] for low, high in bounds]
+    if kind == "fewer_iterations":
+        needed = frame[frame["metric"] == "attack_iterations"]
+        small, large = select(needed, test["rows"]), select(needed, test["than"])
+        pairs = small.merge(large, on="dataset", suffixes=("", "_than"))
+        return list(pairs["mean"] < pairs["mean_than"])
+    return list(frame[frame["metric"] == test["metric"]]["mean"] >= test["bound"])
+
+
+def compare_values(table: str, frame: pd.DataFrame) -> list[tuple[pd.Series, pd.Series, bool]]:
+    """Return (published row, measured row, reproduced?) for every published cell that has a measured row.
+
+    Rows are joined on the published key columns; the metric through `MEASURED_AS`, and the boolean `resilient`
+    through the success rate.
+    """
+    published = load_published(table)
+    keys = [c for c in published.columns if c not in ("metric", "unit", "value")]
+    pairs = []
+    for _, row in published.iterrows():
+        metric = "attack_success_rate" if row["unit"] == "boolean" else MEASURED_AS.get(row["metric"], row["metric"])
+        match = select(frame, {key: row[key] for key in keys} | {"metric": metric})
+        for _, found in match.iterrows():
+            value = Value(float(found["mean"]), float(found["std"]), int(found["n"]))
+            pairs.append((row, found, reproduces(row["value"], value, row["unit"])))
+    return pairs

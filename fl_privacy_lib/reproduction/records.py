@@ -1,0 +1,151 @@
+"""Records: measured rows in CSV files, and finished points of a live run.
+
+Both are written whole, to a temporary file that then takes the old one's place. A run that is killed leaves
+the old file or the new one, never a half; what was finished is found again by its key.
+"""
+
+import datetime
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import fl_privacy_lib
+from fl_privacy_lib._checks import InputError
+
+META = ["mean", "std", "n", "seeds", "profile", "device", "seconds", "version", "date"]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all.
+
+    Raises
+    ------
+    InputError
+        If the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"{path.parent} cannot be written ({error.strerror}): free space or rights there.") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would lock other readers of a shared folder out
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"{path} could not be written ({error.strerror}): free some space and run again.") from None
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class MeasuredTable:
+    """A CSV of measured values, one row a (point, metric), that grows by whole points.
+
+    Parameters
+    ----------
+    path : the CSV file, created at the first point
+    keys : the columns that name a row: the published table's keys, then the settings that really ran
+    """
+
+    def __init__(self, path: Path, keys: Iterable[str]) -> None:
+        self.path, self.keys = path, list(keys)
+
+    def frame(self) -> pd.DataFrame:
+        """Return all rows; keys as text, `mean` and `std` as numbers. An absent file is an empty table."""
+        columns = [*self.keys, *META]
+        if not self.path.exists():
+            return pd.DataFrame(columns=columns)
+        try:
+            table = pd.read_csv(self.path, dtype=str, keep_default_na=False)
+            missing = [c for c in columns if c not in table]
+            if missing:
+                raise ValueError(f"it lacks the column {missing[0]!r}")
+            for column in ("mean", "std", "seconds"):
+                table[column] = pd.to_numeric(table[column])
+        except ValueError as error:
+            raise InputError(
+                f"the record {self.path} is broken ({error}): restore it with git, or delete it and record again."
+            ) from None
+        return table
+
+    def rows_of(self, point: dict[str, Any]) -> pd.DataFrame:
+        """Return the rows whose key columns equal the point's values, compared as text."""
+        table = self.frame()
+        mask = np.ones(len(table), dtype=bool)
+        for name, value in point.items():
+            mask &= (table[name] == _text(value)).to_numpy()
+        return table[mask]
+
+    def add(self, point: dict[str, Any], metrics: dict[str, dict[str, Any]], **meta: Any) -> None:
+        """Add one finished point: a row for each metric ({"mean", "std", "n"}), stamped with version and date."""
+        stamp = {"version": fl_privacy_lib.__version__, "date": datetime.date.today().isoformat()} | meta
+        rows = [{**point, "metric": metric, **numbers, **stamp} for metric, numbers in metrics.items()]
+        known = self.frame()
+        new = pd.DataFrame([{c: _text(r.get(c, "not_applicable")) for c in [*self.keys, *META]} for r in rows])
+        table = pd.concat([known.map(_text), new], ignore_index=True) if len(known) else new
+        write_atomically(self.path, table.to_csv(index=False, lineterminator="\n").encode())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return f"{value:.6g}"
+    return str(value)
+
+
+class PointCache:
+    """Finished points of a live run, so that a run that was interrupted goes on where it stopped.
+
+    A point is found by its settings and by the library's source: any change of code computes it anew.
+
+    Parameters
+    ----------
+    folder : where the points lie, one .npz each
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, settings: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the point's arrays: from the folder, or computed, kept and returned, with `seconds` it took."""
+        text = json.dumps(settings, sort_keys=True, default=str) + source_digest()
+        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"
+        if path.exists():
+            try:
+                with np.load(path, allow_pickle=False) as stored:
+                    return {name: stored[name] for name in stored.files}
+            except (OSError, ValueError, EOFError):
+                path.unlink()  # torn by a crash of the machine itself; computing again mends it
+        started = time.perf_counter()
+        result = {name: np.asarray(value) for name, value in compute().items()}
+        result["seconds"] = np.asarray(time.perf_counter() - started)
+        with tempfile.SpooledTemporaryFile() as buffer:
+            np.savez(buffer, **result)
+            buffer.seek(0)
+            write_atomically(path, buffer.read())
+        return result
+
+
+@functools.cache
+def source_digest() -> str:
+    """Return a digest of the source that computes results: other code, other results.
+
+    What only shows them (the rest of ``reproduction``) does not count.
+    """
+    package = Path(fl_privacy_lib.__file__).parent
+    shows = package / "reproduction"
+    computes = [p for p in sorted(package.rglob("*.py")) if p.parent != shows]
+    return hashlib.sha256(b"".join(p.read_bytes() for p in computes)).hexdigest()

@@ -1,0 +1,125 @@
+"""A chapter's parameters: checked before anything heavy is imported.
+
+Every chapter has one settings class. Its defaults are the `quick` profile and stand, with the same comments, in the
+parameters cell of its notebook; a test keeps the two equal. A profile only chooses values.
+"""
+
+import math
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fl_privacy_lib._checks import InputError, nearest, one_of
+
+PROFILES = ("smoke", "quick", "full")
+
+
+class Settings(BaseModel):
+    """Base of a chapter's settings: frozen, no unknown names, one clear sentence for what is wrong."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    chapter: ClassVar[str]
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    @classmethod
+    def checked(cls, **values: Any) -> Self:
+        """Return the settings with these values over the defaults.
+
+        Raises
+        ------
+        InputError
+            One sentence that names the parameter, its value and what would be right.
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise InputError(cls._sentence(error)) from None
+
+    @classmethod
+    def of_profile(cls, profile: str, **overrides: Any) -> Self:
+        """Return a profile's settings with overrides on top."""
+        one_of(PROFILES, profile=profile)
+        return cls.checked(**(cls.profiles.get(profile, {}) | overrides))
+
+    @property
+    def profile(self) -> str:
+        """The profile whose values these are, whatever the data, device and seed; else 'custom'."""
+        free = {"dataset", "batch_dataset", "device", "seed"}
+        for name in PROFILES:
+            if self.model_dump(exclude=free) == type(self)(**self.profiles.get(name, {})).model_dump(exclude=free):
+                return name
+        return "custom"
+
+    @classmethod
+    def _sentence(cls, error: ValidationError) -> str:
+        first = error.errors()[0]
+        name, value = str(first["loc"][0]) if first["loc"] else cls.chapter, first.get("input")
+        if first["type"] == "extra_forbidden":
+            known = sorted(cls.model_fields)
+            return f"notebook {cls.chapter} has no parameter {name!r}{nearest(name, known)}; it has {', '.join(known)}."
+        if first["type"] == "value_error":
+            return f"{name} = {value!r}: {str(first['ctx']['error']).rstrip('.')}."
+        return f"{name} = {value!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:].rstrip('.')}."
+
+
+Device = Literal["auto", "cpu", "cuda"]
+Positive = Field(gt=0, lt=math.inf)
+
+
+class ThreatTypes(Settings):
+    """Parameters of notebook 01, `threat_types`."""
+
+    chapter: ClassVar[str] = "01"
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "smoke": {"victims": 2, "batch_victims": 1, "max_iterations": 12, "long_iterations": 3},
+        "full": {"victims": 20, "batch_victims": 20, "max_iterations": 300, "long_iterations": 100, "seeds": 5},
+    }
+    dataset: str = Field("auto", description="images to attack; auto: mnist where its files are, else digits")
+    batch_dataset: str = Field("auto", description="images of the batch attack; auto: lfw where it is, else the same")
+    victims: int = Field(16, ge=1, le=1000, description="clients attacked, one image each")
+    batch_victims: int = Field(4, ge=1, le=1000, description="clients attacked, a whole batch each")
+    batch_size: int = Field(3, ge=1, le=64, description="examples behind a batch gradient, B")
+    local_lr: float = Field(0.05, gt=0, le=100, description="the client's learning rate, η")
+    long_iterations: int = Field(10, ge=2, le=1000, description="local iterations L of the long participation")
+    clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
+    noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
+    start: Literal["patterned", "uniform", "normal"] = Field("patterned", description="the attack's first dummy image")
+    optimiser: Literal["lbfgs", "adam"] = Field("lbfgs", description="the attack's optimiser")
+    max_iterations: int = Field(40, ge=1, le=10_000, description="attack iterations of 20 steps; the papers use 300")
+    seeds: int = Field(1, ge=1, le=100, description="repetitions with new weights, victims and noise")
+    seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
+    device: Device = Field("auto", description="auto: a CUDA device where there is one, else the CPU")
+
+
+CHAPTERS: dict[str, tuple[str, type[Settings]]] = {"01": ("01_threat_types", ThreatTypes)}
+"""Chapter number → notebook name and settings class."""
+
+
+def chapter(name: str) -> tuple[str, type[Settings]]:
+    """Return (notebook, settings class) of a chapter given as '01', '1', 'threat_types' or '01_threat_types'.
+
+    >>> chapter("threat_types")[0]
+    '01_threat_types'
+    """
+    for number, (notebook, settings) in CHAPTERS.items():
+        if name in (number, number.lstrip("0"), notebook, notebook.partition("_")[2]):
+            return notebook, settings
+    words = [word for number, (notebook, _) in CHAPTERS.items() for word in (number, notebook)]
+    raise InputError(f"there is no notebook {name!r}{nearest(name, words)}; there are {', '.join(words)}.")
+
+
+def parse_assignments(words: list[str]) -> dict[str, str]:
+    """Return {name: value} of words like ``noise_scale=1e-2``; the settings class turns text into numbers.
+
+    >>> parse_assignments(["noise_scale=1e-2"])
+    {'noise_scale': '1e-2'}
+    """
+    values: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name or not value:
+            raise InputError(f"{word!r} is not a parameter: write name=value, for example noise_scale=1e-2.")
+        if name in values:
+            raise InputError(f"{name} is given twice ({values[name]} and {value}): give it once.")
+        values[name] = value
+    return values

@@ -1,0 +1,239 @@
+"""The sampling plan: who takes part in a round, and which examples each local iteration uses.
+
+Training and accounting read the same plan, so they cannot disagree on how often an example is used.
+Every draw is a function of the plan's seed and of what is drawn (round, client): the order in which the
+draws are asked for changes nothing.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral
+from typing import Literal
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError, one_of, positive
+
+ClientSampling = Literal["fixed", "poisson"]
+BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
+
+CLIENT_SAMPLINGS = ("fixed", "poisson")
+BATCH_SAMPLINGS = ("one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson")
+
+# The streams of random numbers; each has its own, so that no two kinds of draw are ever correlated.
+_PARTICIPANTS, _FIXED_ORDER, _BATCHES = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a federated training samples clients and examples.
+
+    Parameters
+    ----------
+    clients : int
+        K, the number of clients.
+    participants : int
+        K_t, clients in a round; under ``"poisson"`` their expected number.
+    rounds : int
+        T.
+    local_iterations : int
+        L, the batches that a client uses in one participation.
+    batch_size : int
+        B, examples in a batch; under ``"poisson"`` their expected number.
+    client_sampling : {"fixed", "poisson"}
+        ``fixed``: K_t different clients, uniformly. ``poisson``: each client with probability K_t / K,
+        independently; a round may be empty.
+    batch_sampling : {"one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"}
+        See the notes.
+    local_lr, server_lr : float
+        Learning rates of the client's iterations and of the server's step.
+    seed : int
+        0 to 2**63 - 1; the only source of randomness.
+
+    Raises
+    ------
+    InputError
+        If a number is out of range, participants exceed clients, or a sampling has an unknown name.
+
+    Notes
+    -----
+    What each sampling means for *amplification*, the gain in privacy from an example's not being used for
+    certain. It is a gain only against those who do not see who takes part.
+
+    - Clients ``poisson``: the subsampled mechanism of rate q = K_t / K, once a round, for neighbours that
+      differ by adding or removing. ``fixed``: the same rate, but sampling without replacement, which needs
+      its own bound (neighbours that differ by replacing); the Poisson accountant does not cover it.
+    - Batches ``one_pass_fixed``: each client has one order for all rounds, and the batches follow it. An
+      example is used at the same iteration whenever its client takes part. No amplification inside a
+      participation: the event is one use (or `uses_per_participation`) at rate K_t / K, over T rounds, and
+      not L T events at a rate of B K_t / N.
+    - ``one_pass_shuffled``: a fresh order in each round. The iteration that uses an example is secret, but
+      exactly one does, so the iterations of a round depend on each other. Poisson accounting is an
+      approximation here; what is counted for ``one_pass_fixed`` is a bound.
+    - ``with_replacement``: each iteration draws B different examples from all that the client has,
+      independently of the other iterations. Given that the client takes part, each iteration is sampling
+      without replacement at rate B / n; an example may be used up to L times.
+    - ``poisson``: as before, but each example by itself with probability B / n; batches vary in size and may
+      be empty. Given that the client takes part, each iteration is the Poisson-subsampled mechanism of rate
+      B / n. The L iterations of a participation all happen or none does, so L T events of rate
+      (K_t / K)(B / n) are again an approximation.
+
+    A client that holds one example several times (`fl_privacy_lib.data.Partition.repeats`) uses it that many
+    times more often, and each of its holders adds its own participations.
+
+    Examples
+    --------
+    >>> plan = Plan(clients=10, participants=3, rounds=2, local_iterations=2, batch_size=2, local_lr=0.1)
+    >>> len(plan.participants_of(0)), [len(batch) for batch in plan.batches(7, 5, 0)]
+    (3, [2, 2])
+    >>> plan.client_rate, plan.uses_per_participation(5), plan.expected_uses(5)
+    (0.3, 1, 0.8)
+    """
+
+    clients: int
+    participants: int
+    rounds: int
+    local_iterations: int
+    batch_size: int
+    client_sampling: ClientSampling = "fixed"
+    batch_sampling: BatchSampling = "one_pass_fixed"
+    _: KW_ONLY
+    local_lr: float
+    server_lr: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "participants", "rounds", "local_iterations", "batch_size"):
+            _at_least(1, **{name: getattr(self, name)})
+        if self.participants > self.clients:
+            raise InputError(
+                f"participants = {self.participants} is more than clients = {self.clients}: "
+                f"choose at most {self.clients}."
+            )
+        one_of(CLIENT_SAMPLINGS, client_sampling=self.client_sampling)
+        one_of(BATCH_SAMPLINGS, batch_sampling=self.batch_sampling)
+        positive(local_lr=self.local_lr, server_lr=self.server_lr)
+        _at_least(0, seed=self.seed)
+        if self.seed >= 2**63:
+            raise InputError(f"seed = {self.seed} is too large: choose an integer below 2**63.")
+
+    @property
+    def client_rate(self) -> float:
+        """Probability that a client takes part in a round, K_t / K."""
+        return self.participants / self.clients
+
+    def participants_of(self, round: int) -> np.ndarray:
+        """Return the clients that take part in a round, sorted, [K_t] (any length under ``"poisson"``).
+
+        Parameters
+        ----------
+        round : int
+            0 to T - 1.
+
+        Raises
+        ------
+        InputError
+            If there is no such round.
+        """
+        self._exists(round=round)
+        rng = self._generator(_PARTICIPANTS, round)
+        if self.client_sampling == "poisson":
+            return np.flatnonzero(rng.random(self.clients) < self.client_rate)
+        return np.sort(rng.choice(self.clients, self.participants, replace=False))
+
+    def batches(self, client: int, client_size: int, round: int) -> list[np.ndarray]:
+        """Return the examples that a client uses in one participation, one array for each iteration.
+
+        Parameters
+        ----------
+        client : int
+            0 to K - 1.
+        client_size : int
+            n, the number of its examples, at least B.
+        round : int
+            0 to T - 1.
+
+        Returns
+        -------
+        list of ndarray of int64
+            L arrays of positions 0 to n - 1 among the client's examples. Each has B entries, all different;
+            under ``"poisson"`` any number of entries. A pass that comes to its end begins again in the same
+            order, so no batch is short; if L B < n, the examples after the first L B of the order are left
+            out (under ``"one_pass_fixed"`` the same ones in every round).
+
+        Raises
+        ------
+        InputError
+            If there is no such client or round, or a batch is larger than n.
+        """
+        self._exists(client=client, round=round)
+        self._holds_a_batch(client_size)
+        count, size = self.local_iterations, self.batch_size
+        if self.batch_sampling == "poisson":
+            rng = self._generator(_BATCHES, round, client)
+            rate = size / client_size
+            return [np.flatnonzero(rng.random(client_size) < rate) for _ in range(count)]
+        if self.batch_sampling == "with_replacement":
+            rng = self._generator(_BATCHES, round, client)
+            return [rng.choice(client_size, size, replace=False) for _ in range(count)]
+        fixed = self.batch_sampling == "one_pass_fixed"
+        rng = self._generator(_FIXED_ORDER, client) if fixed else self._generator(_BATCHES, round, client)
+        order = rng.permutation(client_size)
+        return list(order[np.arange(count * size) % client_size].reshape(count, size))
+
+    def uses_per_participation(self, client_size: int) -> int:
+        """Return how often, at most, one of n examples is used in one participation.
+
+        ceil(L B / n) for a pass (1 unless it begins again), L for the samplings that draw each batch anew.
+
+        Raises
+        ------
+        InputError
+            If a batch is larger than n.
+
+        Examples
+        --------
+        >>> paper = Plan(1000, 100, 100, 100, 5, local_lr=0.05)
+        >>> paper.uses_per_participation(500), paper.uses_per_participation(300)
+        (1, 2)
+        """
+        self._holds_a_batch(client_size)
+        if self.batch_sampling in ("with_replacement", "poisson"):
+            return self.local_iterations
+        return -(-self.local_iterations * self.batch_size // client_size)
+
+    def expected_uses(self, client_size: int) -> float:
+        """Return how often one of n examples is used in one participation on average, L B / n.
+
+        The average is over the order or the draws; under ``"one_pass_fixed"`` the order is drawn once.
+        """
+        self._holds_a_batch(client_size)
+        return self.local_iterations * self.batch_size / client_size
+
+    def _generator(self, *key: int) -> np.random.Generator:
+        """Return the generator of one draw, which depends on the seed and the key only."""
+        # A spawn key keeps seed and key apart: as one list, a large seed could run into the round.
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+
+    def _exists(self, **values: int) -> None:
+        """Raise `InputError` unless the named client or round is one of the plan's."""
+        for name, value in values.items():
+            _at_least(0, **{name: value})
+            bound = self.clients if name == "client" else self.rounds
+            if value >= bound:
+                raise InputError(f"{name} = {value} does not exist: the plan has {name}s 0 to {bound - 1}.")
+
+    def _holds_a_batch(self, client_size: int) -> None:
+        """Raise `InputError` if a client of this size cannot fill a batch with different examples."""
+        _at_least(1, client_size=client_size)
+        if self.batch_size > client_size:
+            raise InputError(
+                f"batch_size = {self.batch_size} is more than the client's {client_size} examples: choose a "
+                "smaller batch_size, or give each client more examples."
+            )
+
+
+def _at_least(low: int, **values: int) -> None:
+    """Raise `InputError` unless every value is an integer of at least low."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+            raise InputError(f"{name} = {value!r} must be an integer of at least {low}.")

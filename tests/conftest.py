@@ -1,0 +1,21 @@
+"""Shared fixtures: where the real data lie, and the rule that CI may not skip for want of them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Return the folder of real data sets, or skip (in CI with a data folder named: fail)."""
+    named = os.environ.get("FL_PRIVACY_DATA")
+    if named and Path(named).is_dir():
+        return Path(named).resolve()
+    reason = f"real data sets: set FL_PRIVACY_DATA to a folder that holds them (now {named!r})"
+    if os.environ.get("CI") and named:
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -1,0 +1,212 @@
+"""Partitions among clients: counts by naive loops, laws of each partition, published reuse."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data import Partition, dirichlet, full_copies, iid, some_classes, two_shards
+
+labels_of_any_kind = st.lists(st.integers(0, 6), min_size=1, max_size=60).map(np.array)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def naive_holders(split: Partition) -> list[int]:
+    return [sum(example in set(held.tolist()) for held in split.indices) for example in range(split.examples)]
+
+
+def times_given(split: Partition) -> np.ndarray:
+    """How often each example occurs at all clients together."""
+    return np.bincount(np.concatenate(split.indices), minlength=split.examples)
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_counts_agree_with_naive_loops(data):
+    n = data.draw(st.integers(1, 12))
+    held = data.draw(st.lists(st.lists(st.integers(0, n - 1), min_size=1, max_size=8), min_size=1, max_size=6))
+    labels = np.array(data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
+    split = Partition("any", tuple(np.array(h) for h in held), n)
+    assert split.clients == len(held)
+    assert split.sizes.tolist() == [len(h) for h in held]
+    assert split.holders().tolist() == naive_holders(split)
+    assert split.repeats().tolist() == [max(h.count(example) for h in held) for example in range(n)]
+    assert split.classes_per_client(labels).tolist() == [len({int(labels[e]) for e in h}) for h in held]
+
+
+@pytest.mark.parametrize(
+    ("indices", "says"),
+    [((), "no client"), (([0], []), "Client 1"), (([0], [3]), "outside 0 to 2"), (([-1],), "outside 0 to 2")],
+)
+def test_impossible_partitions_are_refused(indices, says):
+    with pytest.raises(InputError, match=says):
+        Partition("by hand", tuple(np.array(held, int) for held in indices), 3)
+
+
+@given(labels_of_any_kind, st.integers(1, 12), st.integers(1, 10), seeds)
+@settings(max_examples=150, deadline=None)
+def test_two_shards_laws(labels, clients, half, seed):
+    size = 2 * half
+    split = two_shards(labels, clients, size, np.random.default_rng(seed))
+    copies = -(-clients * size // len(labels))
+    assert split.sizes.tolist() == [size] * clients
+    assert times_given(split).max() <= copies
+    assert split.holders().max() <= min(copies, clients)
+    duplicates = sum(size - len(set(held.tolist())) for held in split.indices)
+    assert split.holders().sum() == clients * size - duplicates
+    again = two_shards(labels, clients, size, np.random.default_rng(seed))
+    assert all(np.array_equal(a, b) for a, b in zip(split.indices, again.indices, strict=True))
+
+
+@given(st.integers(2, 5), st.integers(1, 6), st.integers(1, 4), seeds)
+@settings(max_examples=60, deadline=None)
+def test_two_shards_gives_whole_shards_of_one_class(n_classes, half, per_class, seed):
+    """With class blocks that are multiples of a shard, a client has two half-size groups of one class each."""
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(n_classes), half * per_class))
+    split = two_shards(labels, max(1, n_classes * per_class // 2), 2 * half, np.random.default_rng(seed))
+    for held in split.indices:
+        assert sorted(np.bincount(labels[held], minlength=n_classes))[-2:] in ([half, half], [0, 2 * half])
+
+
+@pytest.mark.parametrize(("clients", "copies"), [(100, 1), (1000, 10), (10000, 100)])
+def test_two_shards_reuse_is_that_of_the_public_code(clients, copies):
+    """500 of 50,000 examples for 100, 1,000 and 10,000 clients: each example is given out 1, 10, 100 times."""
+    labels = np.repeat(np.arange(10), 5000)
+    split = two_shards(labels, clients, 500, np.random.default_rng(1))
+    assert (times_given(split) == copies).all()
+    assert split.holders().max() <= copies
+    assert set(split.classes_per_client(labels)) == {1, 2}
+    # Two shards of one class: 1 pair in about 10. Binomial sd at K clients, 6 of them either way.
+    share = (split.classes_per_client(labels) == 1).mean()
+    assert abs(share - 0.1) < 6 * (0.09 / clients) ** 0.5 + 0.02
+    if copies == 1:
+        assert (split.holders() == 1).all()
+
+
+def test_two_shards_favours_no_class_when_copies_are_left_over():
+    """20 shards for 10 places: class 9 gets on average half of its 10 examples (sd of the mean 0.17)."""
+    labels = np.repeat(np.arange(10), 10)
+    got = np.array(
+        [
+            np.bincount(labels[np.concatenate(two_shards(labels, 5, 10, np.random.default_rng(s)).indices)], minlength=10)
+            for s in range(400)
+        ]
+    )
+    assert np.abs(got.mean(axis=0) - 5).max() < 6 * 0.172
+
+
+def test_two_shards_leaves_out_no_end_for_certain():
+    """7 examples, shards of 3: two shards fit, and the example left out is not always the same."""
+    labels = np.zeros(7, int)
+    left_out = {
+        tuple(np.flatnonzero(times_given(two_shards(labels, 1, 6, np.random.default_rng(s))) == 0)) for s in range(60)
+    }
+    assert len(left_out) == 7
+
+
+def test_two_shards_shuffles_inside_a_client():
+    labels = np.repeat([0, 1], 50)
+    split = two_shards(labels, 1, 100, np.random.default_rng(0))
+    first_half = labels[split.indices[0]][:50].mean()
+    assert 0.2 < first_half < 0.8  # two unshuffled shards would give 0 or 1
+
+
+@given(labels_of_any_kind, st.integers(1, 6), st.data(), seeds)
+@settings(max_examples=150, deadline=None)
+def test_some_classes_laws(labels, clients, data, seed):
+    size = data.draw(st.integers(1, len(labels)))
+    classes = data.draw(st.integers(1, len(np.unique(labels))))
+    split = some_classes(labels, clients, size, classes, np.random.default_rng(seed))
+    assert split.sizes.tolist() == [size] * clients
+    assert split.repeats().max() <= 1
+    assert split.holders().sum() == clients * size
+    # A further class is drawn only while the ones before it are too few: at worst the smallest come first.
+    needed = int(np.searchsorted(np.cumsum(np.sort(np.bincount(labels)[np.unique(labels)])), size)) + 1
+    assert split.classes_per_client(labels).max() <= max(classes, needed)
+
+
+def test_some_classes_adds_classes_until_the_pool_suffices():
+    labels = np.repeat(np.arange(8), 20)
+    split = some_classes(labels, 30, 100, 2, np.random.default_rng(0))
+    assert (split.classes_per_client(labels) == 5).all()
+    assert len({tuple(np.unique(labels[held])) for held in split.indices}) > 10
+
+
+def test_full_copies():
+    split = full_copies(4, 3)
+    assert [held.tolist() for held in split.indices] == [[0, 1, 2, 3]] * 3
+    assert (split.holders() == 3).all() and (split.repeats() == 1).all()
+
+
+@given(st.integers(1, 50), st.integers(1, 20), st.data(), seeds)
+@settings(max_examples=150, deadline=None)
+def test_iid_laws(examples, clients, data, seed):
+    size = data.draw(st.integers(1, examples))
+    split = iid(examples, clients, size, np.random.default_rng(seed))
+    portions = examples // size
+    assert split.sizes.tolist() == [size] * clients
+    assert split.repeats().max() <= 1
+    assert split.holders().sum() == clients * size
+    assert split.holders().max() <= -(-clients // portions)
+    if clients <= portions:
+        assert split.holders().max() == 1
+
+
+def test_iid_draws_each_example_equally_often():
+    """Chi-square over 600 partitions of 1 client with 3 of 10 examples; wrong alarm 1e-6."""
+    count = sum(times_given(iid(10, 1, 3, np.random.default_rng(s))) for s in range(600))
+    # Sampling without replacement shrinks the statistic, so the chi-square law is on the safe side.
+    assert stats.chisquare(count).pvalue > 1e-6
+
+
+@given(labels_of_any_kind, st.data(), st.floats(1e-3, 1e6), seeds)
+@settings(max_examples=200, deadline=None)
+def test_dirichlet_gives_every_example_once_and_leaves_no_client_empty(labels, data, alpha, seed):
+    clients = data.draw(st.integers(1, len(labels)))
+    split = dirichlet(labels, clients, alpha, np.random.default_rng(seed))
+    assert np.array_equal(np.sort(np.concatenate(split.indices)), np.arange(len(labels)))
+    assert split.clients == clients and split.sizes.min() >= 1
+
+
+def test_dirichlet_shares_follow_the_beta_law():
+    """Two clients, one class: client 0's share is Beta(alpha, alpha) (Kolmogorov-Smirnov, wrong alarm 1e-6)."""
+    labels = np.zeros(20_000, int)
+    shares = [dirichlet(labels, 2, 0.7, np.random.default_rng(s)).sizes[0] / 20_000 for s in range(300)]
+    assert stats.kstest(shares, stats.beta(0.7, 0.7).cdf).pvalue > 1e-6
+    assert stats.kstest(shares, stats.beta(2.0, 2.0).cdf).pvalue < 1e-6
+
+
+def test_dirichlet_concentration():
+    labels = np.repeat(np.arange(10), 500)
+    few = dirichlet(labels, 20, 0.01, np.random.default_rng(0)).classes_per_client(labels)
+    many = dirichlet(labels, 20, 1000.0, np.random.default_rng(0)).classes_per_client(labels)
+    assert few.mean() < 3 and (many == 10).all()
+
+
+def test_dirichlet_fills_an_empty_client_with_one_example_of_the_largest():
+    """alpha at its lowest: one client gets the only class; the others get one example each."""
+    split = dirichlet(np.zeros(50, int), 5, 1e-3, np.random.default_rng(3))
+    assert sorted(split.sizes.tolist()) == [1, 1, 1, 1, 46]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda r: two_shards(np.zeros(10, int), 2, 5, r), "odd"),
+        (lambda r: two_shards(np.zeros(10, int), 0, 4, r), "clients = 0"),
+        (lambda r: two_shards(np.zeros(10, int), 2.5, 4, r), "clients = 2.5"),
+        (lambda r: some_classes(np.zeros(10, int), 2, 11, 1, r), "at most 10"),
+        (lambda r: some_classes(np.zeros(10, int), 2, 5, 2, r), "classes = 2"),
+        (lambda r: iid(10, 2, 11, r), "at most 10"),
+        (lambda r: iid(10, True, 1, r), "clients = True"),
+        (lambda r: full_copies(0, 2), "examples = 0"),
+        (lambda r: dirichlet(np.zeros(3, int), 4, 1.0, r), "more than the 3 examples"),
+        (lambda r: dirichlet(np.zeros(3, int), 2, 0.0, r), "alpha = 0"),
+        (lambda r: dirichlet(np.zeros(3, int), 2, float("nan"), r), "alpha = nan"),
+    ],
+)
+def test_impossible_wishes_are_refused(call, says):
+    with pytest.raises(InputError, match=says):
+        call(np.random.default_rng(0))

@@ -93,11 +93,16 @@ def test_other_samplings_differ_between_rounds_and_clients(sampling):
     assert first != np.concatenate(plan.batches(7, 500, 1)).tolist()
     assert first != np.concatenate(plan.batches(8, 500, 0)).tolist()
     # (round 1, client 2) and (round 2, client 1) are two draws, not one.
-    assert np.concatenate(plan.batches(2, 500, 1)).tolist() != np.concatenate(plan.batches(1, 500, 2)).tolist()
+    assert (
+        np.concatenate(plan.batches(2, 500, 1)).tolist() != np.concatenate(plan.batches(1, 500, 2)).tolist()
+    )
 
 
 def test_seeds_give_different_draws_even_if_they_are_large():
-    draws = {tuple(dataclasses.replace(PAPER, seed=s).participants_of(1)) for s in (0, 1, 2**32, 2**32 + 1, 2**63 - 1)}
+    draws = {
+        tuple(dataclasses.replace(PAPER, seed=s).participants_of(1))
+        for s in (0, 1, 2**32, 2**32 + 1, 2**63 - 1)
+    }
     assert len(draws) == 5
 
 
@@ -155,6 +160,8 @@ def test_batches_drawn_anew_have_the_stated_rate(sampling):
     plan = Plan(1, 1, 100, 20, 5, batch_sampling=sampling, local_lr=0.1, seed=2)
     batches = [batch for r in range(100) for batch in plan.batches(0, 50, r)]
     assert inside_binomial(sum(7 in batch for batch in batches), 2000, 0.1)
+    if sampling == "poisson":
+        assert inside_binomial(sum(map(len, batches)), 2000 * 50, 0.1)
     both = 0.1**2 if sampling == "poisson" else 5 * 4 / (50 * 49)
     assert inside_binomial(sum(7 in b and 8 in b for b in batches), 2000, both)
     pairs = list(zip(batches[::2], batches[1::2], strict=True))

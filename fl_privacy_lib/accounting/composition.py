@@ -20,7 +20,9 @@ THEOREMS: tuple[Theorem, ...] = get_args(Theorem)
 STEP_DELTA = 1e-5  # δ_0 of one step in all three papers, and the slack of their composition theorems
 
 
-def step_epsilon(noise_multiplier: Floats | float, step_delta: float = STEP_DELTA, decimals: int | None = None) -> Floats:
+def step_epsilon(
+    noise_multiplier: Floats | float, step_delta: float = STEP_DELTA, decimals: int | None = None
+) -> Floats:
     """Return ε_0 = sqrt(2 ln(1.25/δ_0)) / z of one Gaussian release, before sampling.
 
     Parameters
@@ -86,7 +88,11 @@ class StepSums:
 
     @classmethod
     def over(
-        cls, ledger: Ledger, step_delta: float = STEP_DELTA, decimals: int | None = None, prefixes: bool = False
+        cls,
+        ledger: Ledger,
+        step_delta: float = STEP_DELTA,
+        decimals: int | None = None,
+        prefixes: bool = False,
     ) -> "StepSums":
         """Sum over all steps of a ledger, or over each prefix, [steps]."""
         epsilon = amplified(step_epsilon(ledger.noise, step_delta, decimals), ledger.rates)  # [events]
@@ -154,8 +160,8 @@ def composition_spending(
     theorem : str
         See `composed`.
     step_delta, slack : float
-        δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus δ~ unless the theorem is ``base``:
-        the result's ``composition_delta``.
+        δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus δ~ unless the theorem is
+        ``base``: the result's ``composition_delta``.
     decimals : int, optional
         Round the step's ε_0; see `step_epsilon`.
 
@@ -204,7 +210,9 @@ def _caveats(ledger: Ledger, step_delta: float, delta: float) -> tuple[str, ...]
     failures = textbook_failures(ledger, step_delta)
     found = []
     if failures:
-        found.append(f"The textbook Gaussian bound needs ε_0 < 1 and fails at {failures} of {ledger.steps} steps.")
+        found.append(
+            f"The textbook Gaussian bound needs ε_0 < 1, which fails at {failures} of {ledger.steps} steps."
+        )
     if delta >= 1:
         found.append(f"The steps' δ add up to {delta:.3g}, at least 1, so ε promises nothing.")
     return tuple(found)

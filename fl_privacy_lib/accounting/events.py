@@ -38,9 +38,9 @@ class Event:
     uses : int
         How many times the release happens, at least 1.
     sampling : {"poisson", "fixed", "none"}
-        ``poisson``: each unit takes part by itself with probability q. ``fixed``: a set of fixed size is drawn
-        without replacement, q being its share. ``none``: every unit takes part, or the adversary sees who
-        does; q must be 1.
+        ``poisson``: each unit takes part by itself with probability q. ``fixed``: a set of fixed size is
+        drawn without replacement, q being its share. ``none``: every unit takes part, or the adversary sees
+        who does; q must be 1.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise InputError("The plan has no event, so there is nothing to account for: give at least one Event.")
+            raise InputError("The plan has no event, so nothing can be counted: give at least one Event.")
         for name in ("unit", "relation"):
             found = sorted({getattr(event, name) for event in self.events})
             if len(found) > 1:

@@ -48,7 +48,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return 0.0
     # The Gaussian tail bound: at this ε, Φ(μ/2 - ε/μ) alone is below δ.
     high = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)) + 1)
-    return float(brentq(lambda epsilon: float(gdp_delta(epsilon, mu)) - delta, 0.0, high, xtol=1e-12, rtol=1e-14))
+    return float(brentq(lambda epsilon: float(gdp_delta(epsilon, mu)) - delta, 0.0, high, xtol=1e-12))
 
 
 def gdp_mu(events: Event | Ledger) -> float:

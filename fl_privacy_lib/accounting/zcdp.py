@@ -31,14 +31,35 @@ def epsilon_of_rho(rho: Floats | float, delta: float) -> Floats:
 
 
 def zcdp_spending(events: Event | Ledger, delta: float) -> Spending:
-    """Return what a ledger costs by zCDP; the caveat says where the theorem's condition fails."""
+    """Return what a ledger costs by zCDP; the caveats say which conditions of the theorem fail.
+
+    Where σ < 1, the bound on a sampled step is not merely unproved but too small, often by far.
+    """
     ledger = Ledger.of(events)
     rho = float(np.sum(step_rho(ledger) * ledger.uses))
+    epsilon = float(epsilon_of_rho(rho, delta))
+    return Spending.on(ledger, "zcdp", epsilon, delta, caveats=_caveats(ledger, rho, delta))
+
+
+def _caveats(ledger: Ledger, rho: float, delta: float) -> tuple[str, ...]:
+    """Name the conditions of the subsampling lemma (Abadi et al., 2016, lemma 3) that do not hold."""
+    if not ledger.sampled.any():
+        return ()
+    found = []
     failures = sampling_condition_failures(ledger)
-    caveat = f"The theorem needs q < 1/(16σ), which fails at {failures} of {ledger.steps} steps."
-    return Spending.on(
-        ledger, "zcdp", float(epsilon_of_rho(rho, delta)), delta, caveats=(caveat,) if failures else ()
-    )
+    if failures:
+        found.append(f"The theorem needs q < 1/(16σ), which fails at {failures} of {ledger.steps} steps.")
+    low = int(ledger.uses[ledger.sampled & (ledger.noise < 1)].sum())
+    if low:
+        found.append(
+            f"The theorem needs σ ≥ 1, which fails at {low} of {ledger.steps} steps: ε may be far too small."
+        )
+    order = 1 + math.sqrt(math.log(1 / delta) / rho)
+    q, z = ledger.rates[ledger.sampled], ledger.noise[ledger.sampled]
+    reach = 1 + max(0.0, float(np.min(np.square(z) * -np.log(q * z))))
+    if order > reach:
+        found.append(f"ε uses the Rényi order {order:.3g}, but the theorem reaches only to {reach:.3g}.")
+    return tuple(found)
 
 
 def sampling_condition_failures(events: Event | Ledger) -> int:

@@ -119,10 +119,17 @@ class PointCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def _path(self, settings: dict[str, Any]) -> Path:
+        text = json.dumps(settings, sort_keys=True, default=str) + source_digest()
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"
+
+    def has(self, settings: dict[str, Any]) -> bool:
+        """Return whether the point is finished."""
+        return self._path(settings).exists()
+
     def get(self, settings: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the point's arrays: from the folder, or computed, kept and returned, with `seconds` it took."""
-        text = json.dumps(settings, sort_keys=True, default=str) + source_digest()
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"
+        path = self._path(settings)
         if path.exists():
             try:
                 with np.load(path, allow_pickle=False) as stored:

@@ -1,0 +1,95 @@
+"""The command line: run, record, build, summarise. Everything is checked before anything heavy is imported."""
+
+import argparse
+import os
+import sys
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction.settings import PROFILES, chapter, parse_assignments
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's grammar; `make` targets are thin wrappers over it."""
+    top = argparse.ArgumentParser(prog="python -m fl_privacy_lib", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    for name, help_, default in (
+        ("run", "execute one chapter with parameters of your own, into runs/", "quick"),
+        ("record", "record one chapter's grid into results/measured/, resumable", "full"),
+        ("book", "execute every chapter and build the book, into _build/html", "quick"),
+    ):
+        command = commands.add_parser(name, help=help_)
+        if name != "book":
+            command.add_argument("chapter", help="01, threat_types or 01_threat_types")
+        command.add_argument("parameters", nargs="*", help="name=value over the profile's values")
+        command.add_argument("--profile", default=default, help=f"{', '.join(PROFILES)} (default {default})")
+        if name == "record":
+            command.add_argument("--only", help="record one table only, e.g. fed_cdp/table_7")
+    serve = commands.add_parser("serve", help="serve the built book on this machine")
+    serve.add_argument("--port", type=int, default=8000)
+    commands.add_parser("summary", help="write the claims summary into README.md")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 2 for an input to mend, 130 when interrupted."""
+    options = parser().parse_args(arguments)
+    try:
+        return _dispatch(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: finished points are kept; the same command continues.", file=sys.stderr, flush=True)
+        os._exit(130)  # at once: a clean exit would wait for the workers' points under way
+
+
+def _dispatch(options: argparse.Namespace) -> int:
+    if options.command == "serve":
+        return _serve(options.port)
+    if options.command == "summary":
+        from fl_privacy_lib.reproduction.summary import write_summary
+
+        write_summary()
+        return 0
+    values = parse_assignments(options.parameters)
+    if options.command == "book":
+        from fl_privacy_lib.reproduction.settings import CHAPTERS
+
+        known = sorted({name for _, kind in CHAPTERS.values() for name in kind.model_fields})
+        if unknown := sorted(set(values) - set(known)):
+            raise InputError(f"no notebook has a parameter {unknown[0]!r}; there are {', '.join(known)}.")
+        from fl_privacy_lib.reproduction.book import build
+
+        print(build(options.profile, values))
+        return 0
+    _, kind = chapter(options.chapter)
+    settings = kind.of_profile(options.profile, **values)
+    if options.command == "run":
+        from fl_privacy_lib.reproduction.execution import run
+
+        print(run(options.chapter, options.profile, values))
+        return 0
+    from fl_privacy_lib.reproduction.recording import RECORDERS
+
+    RECORDERS[kind.chapter](settings, options.only)
+    return 0
+
+
+def _serve(port: int) -> int:
+    import functools
+    import http.server
+
+    from fl_privacy_lib.reproduction.paths import BUILD
+
+    folder = BUILD / "html"
+    if not (folder / "index.html").exists():
+        raise InputError(f"there is no book at {folder} yet: build it with `make book`.")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)")
+        server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

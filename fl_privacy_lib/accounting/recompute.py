@@ -1,0 +1,271 @@
+"""The published cells of ε, iterations and rounds, computed again under one convention per column."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.accounting import conventions as given
+from fl_privacy_lib.accounting import schedules
+from fl_privacy_lib.accounting.accountants import first_step_beyond, spend
+from fl_privacy_lib.accounting.composition import THEOREMS, composition_spending
+from fl_privacy_lib.accounting.conventions import CONVENTIONS, UNREPRODUCED, Convention
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger
+
+Kind = Literal["fixed_epsilon", "other_epsilon", "target", "iterations", "rounds"]
+Status = Literal["reproduced", "not_reproduced", "coincidence"]
+Row = Mapping[str, str]
+
+_NO_BUDGET = (None, "all", "not_applicable")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One published value beside ours.
+
+    Parameters
+    ----------
+    paper, table : str
+        Folder and file of the table.
+    keys : mapping
+        The row's key columns, as published.
+    kind : str
+        ``fixed_epsilon``: ε with σ = 6; ``other_epsilon``: ε under a schedule, under the sensitivities of one
+        training, or with a σ that is not stated; ``target``: a budget in a header; ``iterations``,
+        ``rounds``: when a budget is spent.
+    published, ours, tolerance : float
+        ε: within 0.1 % or one unit of the last printed digit. Iterations: within 1. Rounds: equal.
+    status : str
+        ``reproduced``; ``not_reproduced``; ``coincidence`` for a value within the tolerance whose convention
+        is not known, so that it supports nothing.
+    cause : str
+        Why a cell is not counted; empty for a reproduced one.
+    """
+
+    paper: str
+    table: str
+    keys: Row
+    kind: Kind
+    published: float
+    ours: float
+    tolerance: float
+    status: Status
+    cause: str
+
+
+def recompute(paper: str, table: str, rows: Iterable[Row]) -> tuple[Cell, ...]:
+    """Return every cell of a published table that accounting can speak to, with our value.
+
+    Parameters
+    ----------
+    paper, table : str
+        Folder and file name, such as ``"fed_cdp"``, ``"table_6"``; one of `CONVENTIONS`.
+    rows : iterable of mapping
+        The table's rows as text, for example from `csv.DictReader`.
+
+    Returns
+    -------
+    tuple of Cell
+        In the order of the rows; a header's budget once for each column, after them.
+
+    Raises
+    ------
+    InputError
+        If no convention is known for the table.
+
+    Examples
+    --------
+    >>> row = {"dataset": "lfw", "method": "fed_cdp", "local_iterations": "100", "metric": "epsilon",
+    ...        "accounting": "moments_accountant", "value": "0.6356"}
+    >>> cell, = recompute("fed_cdp", "table_6", [row])
+    >>> print(f"{cell.ours:.4f} {cell.status}")
+    0.6356 reproduced
+    """
+    if (paper, table) not in CONVENTIONS:
+        known = ", ".join("/".join(key) for key in CONVENTIONS)
+        raise InputError(f"table = '{paper}/{table}' has no accounting convention: choose one of {known}.")
+    rows = list(rows)
+    columns = CONVENTIONS[paper, table]
+    cells = []
+    for row in rows:
+        if row["metric"] == "epsilon":
+            cells.append(_epsilon_cell(paper, table, row, rows, columns[row["accounting"]]))
+        elif (found := _stopping_cell(paper, table, row, columns)) is not None:
+            cells.append(found)
+    return (*cells, *_targets(paper, table, rows))
+
+
+def _cell(paper: str, table: str, row: Row, kind: Kind, ours: float, tolerance: float) -> Cell:
+    published = float(row["value"])
+    cause = next((entry.cause for entry in UNREPRODUCED if entry.covers(paper, table, row)), "")
+    close = abs(ours - published) <= tolerance * (1 + 1e-9)
+    status: Status = "not_reproduced" if not close else "coincidence" if cause else "reproduced"
+    keys = {name: value for name, value in row.items() if name not in ("value", "unit")}
+    return Cell(paper, table, keys, kind, published, ours, tolerance, status, cause)
+
+
+def epsilon_tolerance(printed: str) -> float:
+    """Return the larger of 0.1 % and one unit of the last printed digit.
+
+    Examples
+    --------
+    >>> epsilon_tolerance("0.8227"), epsilon_tolerance("123.354")
+    (0.0008227, 0.123354)
+    """
+    decimals = len(printed.partition(".")[2])
+    return max(1e-3 * float(printed), 10.0**-decimals)
+
+
+def _epsilon_cell(paper: str, table: str, row: Row, rows: Sequence[Row], convention: Convention) -> Cell:
+    tolerance = epsilon_tolerance(row["value"])
+    policy = row.get("noise_scale_policy", "fixed")
+    rate, steps = _training(paper, row, rows)
+    if policy == "fixed":
+        ours = fixed_epsilon(convention, rate, steps)
+        kind: Kind = "fixed_epsilon" if _has_stated_noise(table, row) else "other_epsilon"
+        return _cell(paper, table, row, kind, ours, tolerance)
+    prefix = _schedule(policy, given.ITERATIONS[row["dataset"]], given.EXAMPLE_RATE).first(steps)
+    return _cell(paper, table, row, "other_epsilon", _spent(convention, prefix), tolerance)
+
+
+def _has_stated_noise(table: str, row: Row) -> bool:
+    """Return whether a row's σ is 6 by the table's account; not where the variance is held constant."""
+    constant_variance = table == "table_7" and "clip" in row
+    return not constant_variance or (row["method"] == "dp_baseline" and row["target_accuracy"] != "0.9773")
+
+
+def _training(paper: str, row: Row, rows: Sequence[Row]) -> tuple[float, int]:
+    """Return the sampling rate and the number of steps that a row is charged for, before any extra step."""
+    keys = ("dataset", "method", "noise_scale_policy", "target_accuracy")
+    printed = [  # the row's own count, where the table prints one
+        int(other["value"])
+        for other in rows
+        if other["metric"] in ("iterations", "rounds") and all(other.get(key) == row.get(key) for key in keys)
+    ]
+    if paper == "dynamic_parameters":
+        return given.EXAMPLE_RATE, printed[0] if printed else given.ITERATIONS[row["dataset"]]
+    rounds = printed[0] if printed else given.ROUNDS[row["dataset"]]
+    if row["method"] == "fed_sdp":
+        return given.CLIENT_RATE, rounds
+    return given.EXAMPLE_RATE, rounds * int(row.get("local_iterations", given.LOCAL_ITERATIONS))
+
+
+def fixed_epsilon(convention: Convention, rate: float, steps: int) -> float:
+    """Return ε of a run with σ = 6 under a convention.
+
+    Examples
+    --------
+    >>> print(f"{fixed_epsilon(Convention('advanced', decimals=3), 0.01, 6_000):.3f}")
+    5.504
+    """
+    step = Event(rate, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps + convention.extra_steps)
+    return _spent(convention, Ledger.of(step))
+
+
+def _spent(convention: Convention, ledger: Ledger) -> float:
+    for theorem in THEOREMS:
+        if convention.accountant == theorem:
+            return composition_spending(ledger, theorem, decimals=convention.decimals).epsilon
+    return spend(ledger, convention.accountant, given.DELTA).epsilon
+
+
+def epsilon_schedule(policy: str, steps: int) -> Floats:
+    """Return the ε-schedule behind the tables for a policy, [steps]; the cyclic one is a guess.
+
+    Examples
+    --------
+    >>> for policy in ("linear", "staircase", "exponential"):
+    ...     print(f"{epsilon_schedule(policy, 10_000).mean():.4f}")
+    0.8074
+    0.8075
+    0.7897
+    """
+    if policy == "linear":
+        return schedules.linear(*given.LINEAR_EPSILON, steps)
+    if policy == "staircase":
+        return schedules.staircase(*given.STAIRCASE_EPSILON, steps)
+    if policy == "exponential":
+        start, end = (math.exp(exponent) for exponent in given.EXPONENTIAL_EPSILON_EXPONENTS)
+        return schedules.exponential(start, end, steps)
+    if policy == "cyclic":
+        return schedules.triangular(*given.CYCLIC_EPSILON, steps, cycles=given.CYCLES)
+    raise InputError(f"policy = {policy!r} must be one of {', '.join(given.SCHEDULES[1:])}.")
+
+
+@lru_cache(maxsize=32)
+def _schedule(policy: str, steps: int, rate: float) -> Ledger:
+    if policy == "fixed":
+        return Ledger.of(Event(rate, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps))
+    noise = schedules.noise_of_epsilon(epsilon_schedule(policy, steps), given.DELTA)
+    return schedules.ledger_of(noise, rate, "example", "add_remove")
+
+
+@lru_cache(maxsize=128)
+def _stop(policy: str, steps: int, convention: Convention, budget: float) -> int:
+    """Return the step at which a schedule has spent its budget, or all steps if it never does."""
+    if convention.budget == "fixed_run":
+        budget = fixed_epsilon(convention, given.EXAMPLE_RATE, steps)
+    beyond = first_step_beyond(
+        _schedule(policy, steps, given.EXAMPLE_RATE), budget, convention.accountant, given.DELTA
+    )
+    return steps if beyond is None else beyond
+
+
+def _stopping_cell(paper: str, table: str, row: Row, columns: Mapping[str, Convention]) -> Cell | None:
+    """Return the cell of a stopping time that a budget decides; None for one that training decides."""
+    if row.get("target_epsilon") in _NO_BUDGET or row["metric"] not in ("iterations", "rounds"):
+        return None
+    budget = float(row["target_epsilon"])
+    convention = columns[row.get("accounting", "moments_accountant")]
+    if row["metric"] == "iterations":
+        stop = _stop(row["noise_scale_policy"], given.ITERATIONS[row["dataset"]], convention, budget)
+        return _cell(paper, table, row, "iterations", stop, 1.0)
+    policy = row["method"].removeprefix("fed_alpha_cdp_sigma_")
+    length = given.ROUNDS[row["dataset"]] * given.LOCAL_ITERATIONS
+    stop = _stop(policy if policy in given.SCHEDULES else "fixed", length, convention, budget)
+    return _cell(paper, table, row, "rounds", math.ceil(stop / given.LOCAL_ITERATIONS), 0.0)
+
+
+def _targets(paper: str, table: str, rows: Sequence[Row]) -> list[Cell]:
+    """Return a cell for each budget in a header: what the fixed run of the tables before it spends."""
+    spending: Callable[[str], Convention] = CONVENTIONS["dynamic_parameters", "table_5"].__getitem__
+    found = {}
+    for row in rows:
+        target, column = row.get("target_epsilon"), row.get("accounting", "moments_accountant")
+        if target in _NO_BUDGET:
+            continue
+        dataset = row["dataset"]
+        federated = paper != "dynamic_parameters"
+        length = given.ROUNDS[dataset] * given.LOCAL_ITERATIONS if federated else given.ITERATIONS[dataset]
+        printed = str(target)
+        keys = {"dataset": dataset, "accounting": column, "metric": "target_epsilon", "value": printed}
+        ours = fixed_epsilon(spending(column), given.EXAMPLE_RATE, length)
+        found[dataset, column] = _cell(paper, table, keys, "target", ours, epsilon_tolerance(printed))
+    return list(found.values())
+
+
+def counts(cells: Iterable[Cell]) -> dict[tuple[str, str, Kind, Status], int]:
+    """Return how many cells of each paper, table and kind have each status."""
+    found: dict[tuple[str, str, Kind, Status], int] = {}
+    for cell in cells:
+        key = (cell.paper, cell.table, cell.kind, cell.status)
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+def implied_noise(cell: Cell, steps: int) -> float:
+    """Return the one σ that gives a cell's published ε over ``steps`` steps under its column's convention.
+
+    For rows whose σ is not stated: if the columns of a row imply different σ, no constant σ is behind it.
+    """
+    convention = CONVENTIONS[cell.paper, cell.table][cell.keys["accounting"]]
+    low, high = 1e-2, 1e4
+    for _ in range(60):
+        middle = float(np.sqrt(low * high))
+        step = Event(given.EXAMPLE_RATE, middle, "example", "add_remove", uses=steps + convention.extra_steps)
+        low, high = (middle, high) if _spent(convention, Ledger.of(step)) > cell.published else (low, middle)
+    return high

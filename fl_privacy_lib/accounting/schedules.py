@@ -1,0 +1,142 @@
+"""Values that change over the steps of a training: noise scales σ_t, clipping bounds C_t, or ε_t.
+
+A schedule is an array, [steps]; its value at step t (from 0) depends on t/T alone, so one formula serves a
+count of iterations and a count of rounds.
+"""
+
+import math
+
+import numpy as np
+
+from fl_privacy_lib._checks import InputError, positive
+from fl_privacy_lib.accounting.composition import STEP_DELTA, step_epsilon
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Sampling, Unit
+
+
+def _time(steps: int) -> Floats:
+    if isinstance(steps, bool) or steps != int(steps) or steps < 1:
+        raise InputError(f"steps = {steps!r} must be a whole number, at least 1.")
+    return np.arange(int(steps)) / int(steps)  # t / T, [steps]
+
+
+def _count(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or value != int(value) or value < 1:
+            raise InputError(f"{name} = {value!r} must be a whole number, at least 1.")
+
+
+def constant(value: float, steps: int) -> Floats:
+    """Return the same value at each step, [steps]."""
+    positive(value=value)
+    return np.full(_time(steps).shape, float(value))
+
+
+def linear(start: float, end: float, steps: int) -> Floats:
+    """Return start + (end - start) t/T, [steps].
+
+    Examples
+    --------
+    >>> linear(15.0, 5.0, 5)
+    array([15., 13., 11.,  9.,  7.])
+    """
+    positive(start=start, end=end)
+    return start + (end - start) * _time(steps)
+
+
+def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
+    """Return the linear schedule held on ``stairs`` equal stairs, [steps]; each keeps its first value.
+
+    Examples
+    --------
+    >>> staircase(15.0, 5.0, 4, stairs=2)
+    array([15., 15., 10., 10.])
+    """
+    positive(start=start, end=end)
+    _count(stairs=stairs)
+    # Whole-number arithmetic: 0.3 · 10 would fall one stair short.
+    climbed = np.arange(_time(steps).size) * stairs // steps
+    return start + (end - start) * climbed / stairs
+
+
+def exponential(start: float, end: float, steps: int) -> Floats:
+    """Return start · (end/start)^{t/T}, [steps].
+
+    Examples
+    --------
+    >>> exponential(16.0, 4.0, 4).round(3)
+    array([16.   , 11.314,  8.   ,  5.657])
+    """
+    positive(start=start, end=end)
+    return start * (end / start) ** _time(steps)
+
+
+def triangular(low: float, high: float, steps: int, cycles: int = 1, decay: float = 1.0) -> Floats:
+    """Return a triangular wave, [steps]: each cycle rises from ``low`` and falls back to it.
+
+    The cyclic policy of the dynamic-parameters paper; the n-th cycle (from 0) is (high - low) · decay^n high.
+
+    Examples
+    --------
+    >>> triangular(1.0, 5.0, 8, cycles=2, decay=0.5)
+    array([1., 3., 5., 3., 1., 2., 3., 2.])
+    """
+    positive(low=low, high=high, decay=decay)
+    _count(cycles=cycles)
+    phase = _time(steps) * cycles
+    cycle = np.floor(phase)
+    wave = 1 - np.abs(2 * (phase - cycle) - 1)
+    return low + (high - low) * wave * decay**cycle
+
+
+def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
+    """Return cosine annealing from start to end, restarted in each cycle, [steps].
+
+    Notes
+    -----
+    Fed-alphaCDP, section 5.3, prints the formula with an end of 0, where the noise vanishes and ε is
+    infinite: the end here must be above 0.
+
+    Examples
+    --------
+    >>> cosine(15.0, 5.0, 4).round(2)
+    array([15.  , 13.54, 10.  ,  6.46])
+    """
+    positive(start=start, end=end)
+    _count(cycles=cycles)
+    length = math.ceil(steps / cycles)
+    phase = np.arange(_time(steps).size) % length / length
+    return end + (start - end) / 2 * (1 + np.cos(np.pi * phase))
+
+
+def cosine_arc(start: float, end: float, steps: int) -> Floats:
+    """Return start · cos(φ t/T) with φ = arccos(end/start), [steps].
+
+    The single arc that Fed-alphaCDP's public code has under the name of a cyclic policy.
+    """
+    positive(start=start, end=end)
+    if end > start:
+        raise InputError(f"end = {end} is above start = {start}, and a cosine arc only falls: swap the two.")
+    return start * np.cos(math.acos(end / start) * _time(steps))
+
+
+def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats:
+    """Return z_t = sqrt(2 ln(1.25/δ_0)) / ε_t, the noise multipliers of a schedule of ε, [steps].
+
+    Examples
+    --------
+    >>> noise_of_epsilon(np.array([0.30747, 1.30747])).round(2)
+    array([15.76,  3.71])
+    """
+    epsilons = np.asarray(epsilons, dtype=np.float64)
+    if epsilons.size == 0 or not (np.isfinite(epsilons).all() and (epsilons > 0).all()):
+        raise InputError("epsilons must be at least one finite number, all greater than 0.")
+    return step_epsilon(epsilons, step_delta)  # the bound is its own inverse: z ε = const
+
+
+def ledger_of(
+    noise: Floats, sampling_rate: float, unit: Unit, relation: Relation, sampling: Sampling = "poisson"
+) -> Ledger:
+    """Return the ledger of one release for each noise multiplier, [steps]."""
+    return Ledger(
+        tuple(Event(sampling_rate, float(z), unit, relation, sampling=sampling) for z in np.ravel(noise))
+    )

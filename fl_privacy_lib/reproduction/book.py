@@ -1,0 +1,132 @@
+"""Building the book: execute every notebook into a staging copy, generate pages, build the HTML strictly."""
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fl_privacy_lib
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction.execution import check_disk, execute, resolved, say, timed
+from fl_privacy_lib.reproduction.paths import BUILD, ROOT
+from fl_privacy_lib.reproduction.records import write_atomically
+from fl_privacy_lib.reproduction.settings import CHAPTERS, Settings
+from fl_privacy_lib.reproduction.tables import Table, claims_table
+
+STAGE = BUILD / "stage"
+HTML = BUILD / "html"
+
+
+def parameter_rows(notebook: Path) -> list[list[str]]:
+    """Return name, type, default and comment of each parameter, read from the notebook's parameters cell.
+
+    Raises
+    ------
+    InputError
+        If the notebook has no cell tagged ``parameters``.
+    """
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if "parameters" in cell["metadata"].get("tags", []):
+            rows = []
+            for line in "".join(cell["source"]).splitlines():
+                if "=" in line and not line.startswith("#"):
+                    code, _, comment = line.partition("  # ")
+                    name, _, value = code.partition("=")
+                    name, _, kind = name.partition(":")
+                    rows.append([name.strip(), kind.strip(), value.strip(), comment.strip()])
+            return rows
+    raise InputError(f"{notebook} has no cell tagged 'parameters': tag the one with the literals.")
+
+
+def parameters_page() -> str:
+    """Return the table of every notebook's parameters, as Markdown, with what each profile changes."""
+    parts = []
+    for number, (notebook, kind) in CHAPTERS.items():
+        rows = parameter_rows(ROOT / "notebooks" / f"{notebook}.ipynb")
+        changed = [
+            [f"`{n}`", *(str(kind.profiles[p].get(n, value)) for p in ("smoke", "quick", "full") if p != "quick")]
+            for n, value in kind().model_dump().items()
+            if any(n in values for values in kind.profiles.values())
+        ]
+        quick = {name: value for name, _, value, _ in rows}
+        table = Table(["parameter", "type", "quick (default)", "meaning"],
+                      [[f"`{n}`", f"`{t}`", f"`{v}`", c] for n, t, v, c in rows])  # fmt: skip
+        profile = Table(["parameter", "smoke", "quick", "full"],
+                        [[n, f"`{s}`", f"`{quick[n.strip('`')]}`", f"`{f}`"] for n, s, f in changed])  # fmt: skip
+        parts.append(f"### `NB={number}`: {{doc}}`/notebooks/{notebook}`\n\n{table.markdown()}\n\n"
+                     f"What the profiles change:\n\n{profile.markdown()}\n")  # fmt: skip
+    return "\n".join(parts)
+
+
+def run_times_page(executed: dict[str, Path]) -> str:
+    """Return the table of how long each notebook took in this build, as Markdown."""
+    rows = []
+    for number, path in executed.items():
+        meta: dict[str, Any] = json.loads(path.read_text())["metadata"]["papermill"]
+        seconds = meta["duration"]
+        page = f"{{doc}}`/notebooks/{CHAPTERS[number][0]}`"
+        rows.append([page, f"`{seconds:.0f}` s", f"`{fl_privacy_lib.__version__}`"])
+    return Table(["chapter", "this build", "library"], rows).markdown()
+
+
+def stage(profile: str, overrides: dict[str, Any]) -> None:
+    """Fill the staging copy: prose, executed notebooks, generated parts.
+
+    A notebook is executed into the copy of the last build and takes its place only when it is whole.
+    """
+    chosen: dict[str, Settings] = {}
+    for number, (_, kind) in CHAPTERS.items():  # all are checked before the first is run
+        known = {k: v for k, v in overrides.items() if k in kind.model_fields}
+        chosen[number] = resolved(kind.of_profile(profile, **known))
+    STAGE.mkdir(parents=True, exist_ok=True)
+    for name in ("_config.yml", "_toc.yml"):
+        shutil.copy(ROOT / name, STAGE / name)
+    shutil.rmtree(STAGE / "book", ignore_errors=True)
+    shutil.copytree(ROOT / "book", STAGE / "book")
+    executed = {}
+    for number, settings in chosen.items():
+        notebook = CHAPTERS[number][0]
+        target = STAGE / "notebooks" / f"{notebook}.ipynb"
+        timed(f"execute {notebook} at {profile}", partial(execute, number, settings, target))
+        executed[number] = target
+    generated = STAGE / "book" / "generated"
+    pages = {
+        "parameters": parameters_page(),
+        "run_times": run_times_page(executed),
+        "claims": claims_table().html(),
+    }
+    for name, text in pages.items():
+        write_atomically(generated / f"{name}.md", text.encode())
+
+
+def build(profile: str = "quick", overrides: dict[str, Any] | None = None) -> Path:
+    """Execute the notebooks and build the HTML, strictly; return the first page.
+
+    Raises
+    ------
+    InputError
+        If a parameter, a data file or a cell is wrong, or the strict build finds a warning.
+    """
+    check_disk(BUILD)
+    stage(profile, overrides or {})
+    entry = "from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", entry, "build", str(STAGE), "--path-output", str(BUILD.parent),
+               "-n", "-W", "--keep-going", "--all"]  # fmt: skip
+
+    def sphinx() -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        write_atomically(BUILD / "jupyter-book.log", (done.stdout + done.stderr).encode())
+        warnings = [line for line in (done.stdout + done.stderr).splitlines() if "WARNING" in line or "ERROR" in line]
+        if done.returncode or warnings:
+            raise InputError(
+                f"the strict build found: {warnings[0] if warnings else done.stderr.strip()[-300:]} "
+                f"(all of it in {BUILD / 'jupyter-book.log'})."
+            )
+
+    timed("build the HTML", sphinx)
+    page = HTML / "index.html"
+    say(f"the book is at {page}")
+    return page

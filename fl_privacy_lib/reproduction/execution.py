@@ -1,0 +1,127 @@
+"""Running notebooks through papermill: parameters checked first, results whole or not at all."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
+from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
+from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.records import write_atomically
+from fl_privacy_lib.reproduction.settings import Settings, ThreatTypes, chapter
+
+NEEDED_MIB = 500  # free disk that executing and building ask for, with a margin
+TIMES = BUILD / "run_times.json"
+
+
+def check_disk(folder: Path, mebibytes: int = NEEDED_MIB) -> None:
+    """Raise `InputError` at once when a run could not be kept."""
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free // 2**20
+    if free < mebibytes:
+        raise InputError(f"only {free} MiB are free in {folder}, {mebibytes} MiB are needed: free some space.")
+
+
+def resolved(settings: Settings) -> Settings:
+    """Return the settings with data sets named 'auto' replaced by what is there, all files verified.
+
+    Raises
+    ------
+    InputError
+        For an unknown, missing, unreadable or damaged data set, before anything heavy is imported.
+    """
+    if getattr(settings, "device", None) == "cuda":
+        from fl_privacy_lib.reproduction.devices import pick_device
+
+        pick_device("cuda")
+    if not isinstance(settings, ThreatTypes):
+        return settings
+    root = data_root()
+    name = first_available(["mnist", "digits"], root) if settings.dataset == "auto" else settings.dataset
+    batch = settings.batch_dataset
+    if batch in ("auto", "same"):
+        batch = "lfw" if batch == "auto" and available("lfw", root) else name
+    for one in dict.fromkeys((name, batch)):
+        fetch(one, root)
+        verify(one, root)
+        if one in DATASETS and DATASETS[one].kind != "image":
+            raise InputError(f"dataset = {one!r} has no images to reconstruct: use digits, mnist, lfw or cifar10.")
+    return settings.model_copy(update={"dataset": name, "batch_dataset": batch})
+
+
+def last_time(step: str) -> str:
+    """Return how long a step took last time, as words for a progress line."""
+    seconds = _times().get(step)
+    return f" (last time {seconds:.0f} s)" if seconds else ""
+
+
+def note_time(step: str, seconds: float) -> None:
+    """Remember how long a step took."""
+    write_atomically(TIMES, json.dumps(_times() | {step: round(seconds, 1)}, indent=1).encode())
+
+
+def _times() -> dict[str, float]:
+    try:
+        return json.loads(TIMES.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def timed(step: str, action: Callable[[], Any]) -> Any:
+    """Run a step, saying that it runs, how long it took last time, and how long it took now."""
+    say(f"{step} …{last_time(step)}")
+    started = time.perf_counter()
+    result = action()
+    seconds = time.perf_counter() - started
+    note_time(step, seconds)
+    say(f"{step}: {seconds:.0f} s")
+    return result
+
+
+def execute(name: str, settings: Settings, target: Path) -> Path:
+    """Execute a chapter's notebook with these settings and put the result at `target`, whole.
+
+    Papermill writes beside the target while cells finish; only a notebook that ran to its end takes its place.
+    Finished points are kept by the library, so that the same command goes on where it stopped.
+
+    Raises
+    ------
+    InputError
+        If a cell fails: the cell's own last line, and where the unfinished notebook can be read.
+    """
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    notebook, _ = chapter(name)
+    check_disk(target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial.ipynb")
+    try:
+        papermill.execute_notebook(
+            str(ROOT / "notebooks" / f"{notebook}.ipynb"),
+            str(partial),
+            parameters=settings.model_dump(),
+            cwd=str(ROOT),
+            kernel_name="python3",
+            progress_bar=False,
+            stderr_file=sys.stderr,
+        )
+    except PapermillExecutionError as error:
+        raise InputError(f"{notebook} stopped: {error.ename}: {error.evalue} (see {partial}).") from None
+    partial.replace(target)
+    return target
+
+
+def run(name: str, profile: str, overrides: dict[str, Any]) -> Path:
+    """Execute one chapter with parameters of the reader's own and return the finished notebook's path."""
+    notebook, kind = chapter(name)
+    settings = resolved(kind.of_profile(profile, **overrides))
+    words = [f"{k}={v}" for k, v in sorted(overrides.items())]
+    safe = "_".join([profile, *words]).replace("/", "-").replace(":", "-")[:120]
+    target = ROOT / "runs" / f"{notebook}__{safe}.ipynb"
+    say(f"{notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items()))
+    return timed(f"run {notebook} {profile}", lambda: execute(name, settings, target))

@@ -1,0 +1,183 @@
+"""The book's figures: one style, on a white card, told apart without colour."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fl_privacy_lib.metrics import wilson_interval
+
+INK, QUIET, ACCENT, WARN = "#1f2933", "#7b8794", "#0b6e99", "#b54708"
+SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line differ together: readable in grey
+    {"color": ACCENT, "marker": "o", "linestyle": "-"},
+    {"color": WARN, "marker": "s", "linestyle": "--"},
+    {"color": "#5b5f97", "marker": "^", "linestyle": ":"},
+    {"color": INK, "marker": "D", "linestyle": "-."},
+)
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 110,
+    "savefig.dpi": 200,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+NAMES = {
+    "non_private": "no defence",
+    "fed_sdp_client": "Fed-SDP, noise at client",
+    "fed_sdp_server": "Fed-SDP, noise at server",
+    "fed_cdp_example": "Fed-CDP, noise per example",
+    "fed_cdp_batch": "Fed-CDP, noise per batch",
+    "naive": "naive",
+    "clip_aware": "clip-aware",
+    "type_2": "type 2",
+    "type_1": "type 1",
+    "type_0": "type 0",
+    "type_0_1": "types 0 and 1",
+    "type_0_curious": "type 0, before the server's noise",
+    "mnist": "MNIST",
+    "lfw": "LFW",
+    "cifar10": "CIFAR-10",
+    "cancer": "Cancer",
+    "digits": "Digits",
+}
+"""Code name → the name a reader sees; anything else is shown as it is."""
+
+
+def named(code: str) -> str:
+    """Return the reader's name of a code name."""
+    return NAMES.get(code, code)
+
+
+def use_style() -> None:
+    """Use the book's style for all figures that follow."""
+    plt.rcParams.update(STYLE)
+
+
+ROUTE = (
+    ("example\ngradients", "example", "per_example", "type 2"),
+    ("batch\nmean", "batch", "per_batch", ""),
+    ("client\nupdate", "update", "per_client", "type 1"),
+    ("received\nupdate", "received", "on_arrival", "type 0"),
+    ("aggregate", "aggregate", "on_aggregate", ""),
+)
+
+
+def draw_route(filled: dict[str, str] | None = None) -> Figure:
+    """Draw the route of a gradient with its five stages, five taps and three threat types.
+
+    Parameters
+    ----------
+    filled : stage → what a defence does there; None draws the empty route
+    """
+    filled = filled or {}
+    figure, axes = plt.subplots(figsize=(7.6, 2.9))
+    axes.set(xlim=(-0.62, 4.62), ylim=(-1.25, 1.42))
+    axes.axis("off")
+    bands = ((-0.55, 1.45, "at the client, L local iterations"), (1.55, 2.45, "once a round"),
+             (2.55, 4.55, "at the server, once a round"))  # fmt: skip
+    for left, right, text in bands:
+        axes.add_patch(plt.Rectangle((left, -0.62), right - left, 1.72, color="#f1f4f7", zorder=0))
+        axes.text((left + right) / 2, 1.2, text, ha="center", va="bottom", color=QUIET, fontsize=9)
+    for i, (text, tap, stage, threat) in enumerate(ROUTE):
+        strong = stage in filled
+        box: dict[str, Any] = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": WARN if strong else INK,
+               "linewidth": 2.2 if strong else 1.1}  # fmt: skip
+        axes.text(i, 0.66, text, ha="center", va="center", bbox=box, fontsize=9.5)
+        if i:
+            axes.annotate("", (i - 0.34, 0.66), (i - 0.66, 0.66), arrowprops={"arrowstyle": "-|>", "color": INK})
+        axes.text(i, 0.1, filled.get(stage, stage), ha="center", va="center", fontsize=8.5,
+                  color=WARN if strong else QUIET, style="normal" if strong else "italic")  # fmt: skip
+        axes.plot([i, i], [-0.08, -0.4], color=ACCENT, lw=1.4)
+        axes.plot(i, -0.4, "o", color=ACCENT, ms=8)
+        axes.text(i, -0.76, f"tap: {tap}", ha="center", va="top", fontsize=9, color=ACCENT)
+        axes.text(i, -0.99, threat, ha="center", va="top", fontsize=9.5, color=INK, weight="bold")
+    return figure
+
+
+def show_image(axes: Axes, image: np.ndarray) -> None:
+    """Draw one image [C, H, W] in [0, 1], grey or RGB, without axes."""
+    axes.imshow(np.moveaxis(image, 0, -1).squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set(visible=True, color="#cbd2d9")
+
+
+def image_grid(
+    rows: Sequence[Sequence[np.ndarray]], row_names: Sequence[str], column_names: Sequence[str], size: float = 0.95
+) -> Figure:
+    """Draw images [C, H, W] in rows and columns with a name for each.
+
+    Parameters
+    ----------
+    rows : rows of equally many images; None leaves a place empty
+    size : inches an image takes
+    """
+    count, width = len(rows), len(column_names)
+    figure, grid = plt.subplots(count, width, figsize=(size * width + 2.1, size * count + 0.35), squeeze=False)
+    for r, images in enumerate(rows):
+        for c in range(width):
+            image = images[c] if c < len(images) else None
+            if image is None:
+                grid[r, c].axis("off")
+            else:
+                show_image(grid[r, c], image)
+            if r == 0:
+                grid[r, c].set_title(column_names[c], fontsize=9)
+        grid[r, 0].set_ylabel(row_names[r], rotation=0, ha="right", va="center", fontsize=9, labelpad=8)
+    return figure
+
+
+def success_chart(cells: Sequence[dict[str, Any]]) -> Figure:
+    """Draw success rates with Wilson intervals: a row for each cell, a marker for each attacker.
+
+    Parameters
+    ----------
+    cells : dicts with name, naive (successes, trials) and, where one exists, clip_aware (successes, trials)
+    """
+    figure, axes = plt.subplots(figsize=(7.2, 0.42 * len(cells) + 0.9))
+    for row, cell in enumerate(cells):
+        for shift, attacker in ((-0.13, "naive"), (0.13, "clip_aware")):
+            if attacker not in cell:
+                continue
+            successes, trials = cell[attacker]
+            low, high = wilson_interval(successes, trials)
+            style = SERIES[0 if attacker == "naive" else 1]
+            axes.plot([low, high], [row + shift] * 2, color=style["color"], lw=1.4)
+            axes.plot(successes / trials, row + shift, style["marker"], color=style["color"], ms=6)
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(cells) - 0.5, -0.5), xlabel="fraction of private images recovered")
+    axes.set_yticks(range(len(cells)), [cell["name"] for cell in cells])
+    axes.grid(axis="x", color="#e4e7eb")
+    handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=1.4) for s in SERIES[:2]]
+    names = ["naive attacker", "clip-aware attacker"]
+    axes.legend(handles, names, loc="lower center", bbox_to_anchor=(0.4, 1), ncols=2)
+    return figure
+
+
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: Any) -> Figure:
+    """Draw named curves (x, y), told apart by marker and line as well as by colour."""
+    figure, axes = plt.subplots(figsize=(6.4, 3.2))
+    for (name, (x, y)), style in zip(series.items(), SERIES, strict=False):
+        axes.plot(x, y, label=name, ms=5, markevery=max(1, len(x) // 12), **style)
+    axes.set(xlabel=xlabel, ylabel=ylabel, **axes_settings)
+    axes.grid(color="#e4e7eb")
+    if len(series) > 1:
+        axes.legend()
+    return figure

@@ -27,6 +27,8 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve the built book on this machine")
     serve.add_argument("--port", type=int, default=8000)
     commands.add_parser("summary", help="write the claims summary into README.md")
+    commands.add_parser("times", help="measure each chapter's run time into results/measured/run_times.csv")
+    commands.add_parser("hero", help="draw the book's first picture anew")
     return top
 
 
@@ -50,6 +52,16 @@ def _dispatch(options: argparse.Namespace) -> int:
         from fl_privacy_lib.reproduction.summary import write_summary
 
         write_summary()
+        return 0
+    if options.command == "times":
+        from fl_privacy_lib.reproduction.timing import measure_times
+
+        measure_times()
+        return 0
+    if options.command == "hero":
+        from fl_privacy_lib.reproduction.hero import draw_hero
+
+        print(draw_hero())
         return 0
     values = parse_assignments(options.parameters)
     if options.command == "book":

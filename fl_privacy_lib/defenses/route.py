@@ -15,8 +15,11 @@ from typing import Any
 import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of
+from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms, scaled
+from fl_privacy_lib.defenses.events import Holding, events
 from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std
+from fl_privacy_lib.sampling import Plan
 
 STAGES = ("per_example", "per_batch", "per_client", "on_arrival", "on_aggregate")
 TAPS = ("example", "batch", "update", "received", "aggregate")
@@ -177,6 +180,10 @@ class Defense:
             return replace(stage, noise_scale=0.0) if has_noise else stage
 
         return replace(self, **{stage: quiet(getattr(self, stage)) for stage in STAGES})
+
+    def events(self, plan: Plan, holding: Holding, **reading: Any) -> tuple[Event, ...]:
+        """Return the accounting events of this defence under a plan; see `fl_privacy_lib.defenses.events.events`."""
+        return events(self, plan, holding, **reading)
 
     def describe(self) -> list[tuple[str, str]]:
         """Return (stage, what happens there) for all five stages, for a printed overview."""

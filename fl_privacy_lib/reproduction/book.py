@@ -72,6 +72,16 @@ def run_times_page(executed: dict[str, Path]) -> str:
     return Table(["chapter", "this build", "library"], rows).markdown()
 
 
+def fold_injected(path: Path) -> None:
+    """Fold the cell that papermill injected: the page shows its values in the table of settings."""
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        if "injected-parameters" in cell["metadata"].get("tags", []):
+            cell["metadata"]["tags"].append("hide-input")
+            cell["metadata"]["mystnb"] = {"code_prompt_show": "Show the values of this run"}
+    write_atomically(path, json.dumps(notebook, indent=1, ensure_ascii=False).encode())
+
+
 def stage(profile: str, overrides: dict[str, Any]) -> None:
     """Fill the staging copy: prose, executed notebooks, generated parts.
 
@@ -92,6 +102,7 @@ def stage(profile: str, overrides: dict[str, Any]) -> None:
         target = STAGE / "notebooks" / f"{notebook}.ipynb"
         timed(f"execute {notebook} at {profile}", partial(execute, number, settings, target))
         executed[number] = target
+        fold_injected(target)
     generated = STAGE / "book" / "generated"
     pages = {
         "parameters": parameters_page(),

@@ -31,8 +31,7 @@ class Verdict:
     note: str = ""
 
     def __str__(self) -> str:
-        counts = f" on {self.held} of {self.cells} recorded cells" if self.cells else ""
-        return f"{self.status}{counts}" + (f" ({self.note})" if self.note else "")
+        return self.status + (f": holds on {self.held} of {self.cells} recorded cells" if self.cells else "")
 
 
 def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
@@ -110,12 +109,14 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
     if full.empty:
         return Verdict("reduced setting", 0, 0)
     held = check(entry["test"], entry, full)
+    if not held:
+        return Verdict("not run", 0, 0, "the cells it compares are not all recorded yet")
     if "refutation" in entry:
         counter = select(measured(entry["table"], folder), entry["refutation"]["rows"])
         found = check(entry["refutation"]["test"], entry, at_published_setting(counter, entry.get("setting", {})))
         if any(found):
             return Verdict("refuted", sum(held), len(held), entry["refutation"]["argument"])
-    return Verdict("reproduced" if held and all(held) else "not reproduced", sum(held), len(held))
+    return Verdict("reproduced" if all(held) else "not reproduced", sum(held), len(held))
 
 
 def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> list[bool]:

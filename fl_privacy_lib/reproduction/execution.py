@@ -109,6 +109,7 @@ def execute(name: str, settings: Settings, target: Path) -> Path:
             kernel_name="python3",
             progress_bar=False,
             stderr_file=sys.stderr,
+            extra_arguments=["--IPKernelApp.log_level=40"],  # the kernel's own warnings concern no reader
         )
     except PapermillExecutionError as error:
         raise InputError(f"{notebook} stopped: {error.ename}: {error.evalue} (see {partial}).") from None

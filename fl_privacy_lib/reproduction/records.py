@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ class PointCache:
             try:
                 with np.load(path, allow_pickle=False) as stored:
                     return {name: stored[name] for name in stored.files}
-            except (OSError, ValueError, EOFError):
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile):
                 path.unlink()  # torn by a crash of the machine itself; computing again mends it
         started = time.perf_counter()
         result = {name: np.asarray(value) for name, value in compute().items()}

@@ -71,8 +71,11 @@ class ThreatTypes(Settings):
 
     chapter: ClassVar[str] = "01"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "smoke": {"victims": 2, "batch_victims": 1, "max_iterations": 12, "long_iterations": 3},
-        "full": {"victims": 20, "batch_victims": 20, "max_iterations": 300, "long_iterations": 20, "seeds": 5},
+        "smoke": {"victims": 2, "batch_victims": 1, "max_iterations": 12, "batch_iterations": 12, "long_iterations": 3},
+        "full": {
+            "victims": 20, "batch_victims": 20, "max_iterations": 300, "batch_iterations": 300, "long_iterations": 20,
+            "seeds": 5,
+        },
     }
     dataset: str = Field("auto", description="images to attack; auto: mnist where its files are, else digits")
     batch_dataset: str = Field("auto", description="images of the batch attack; auto: lfw where it is, else the same")
@@ -83,6 +86,7 @@ class ThreatTypes(Settings):
     long_iterations: int = Field(5, ge=2, le=1000, description="local iterations L of the longest participation")
     clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
     noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
+    batch_iterations: int = Field(100, ge=1, le=10_000, description="attack iterations of the batch attack's pictures")
     start: Literal["patterned", "uniform", "normal"] = Field("patterned", description="the attack's first dummy image")
     optimiser: Literal["lbfgs", "adam"] = Field("lbfgs", description="the attack's optimiser")
     max_iterations: int = Field(30, ge=1, le=10_000, description="attack iterations of 20 steps; the papers use 300")

@@ -49,7 +49,7 @@ class Badge(str):
 
 def _cell(cell: Any, column: int) -> str:
     if isinstance(cell, Badge):
-        word = cell.partition(" on ")[0]
+        word = cell.partition(":")[0]
         # the style sheet's classes: reproduced, not-reproduced, reduced, refuted, not-run
         style = "reduced" if word == "reduced setting" else word.replace(" ", "-")
         return f'<td><span class="status status-{style}">{escape(cell)}</span></td>'
@@ -71,11 +71,13 @@ def rate(mean: float, n: int) -> str:
 def number(value: float) -> str:
     """Return a number with three significant digits, plainly.
 
-    >>> number(0.0000312), number(0.15489), number(23.04)
-    ('3.1e-05', '0.155', '23')
+    >>> number(0.0000312), number(0.15489), number(23.04), number(1810.4)
+    ('3.1e-05', '0.155', '23', '1,810')
     """
     if value != 0 and abs(value) < 1e-3:
         return f"{value:.1e}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
     return f"{value:.3f}" if abs(value) < 1 else f"{value:.3g}"
 
 
@@ -106,17 +108,16 @@ def beside(table: str, setting: dict[str, Any], live: dict[tuple[str, ...], str]
                 outcomes.append(reproduces(text, value[source], unit))
                 shown[metric] = {"true": "no", "false": "yes"}.get(text, text)
         status = _status(outcomes, not select(full, key).empty)
-        success, first = value["attack_success_rate"], own.iloc[0]
+        success, error = value["attack_success_rate"], value["mse"]
         rows.append([
-            named(key["dataset"]), named(key["threat_type"]), f"{named(cell['arm'])}; {named(cell['attacker'])}",
+            f"{named(key['dataset'])}, {named(key['threat_type'])}", f"{named(key['arm'])}, {named(key['attacker'])}",
             shown["resilient"], rate(success.mean, success.n),
-            shown["rmse"], f"{number(value['mse'].mean)} ± {number(value['mse'].std)}",
-            shown["attack_iterations"], number(value["attack_iterations"].mean),
-            f"{int(first['victims']) * int(first['seeds'])} clients, {first['seeds']} seeds, B = {first['batch_size']}",
+            shown["rmse"], f"{number(error.mean)} ± {number(error.std)}",
+            f"{shown['attack_iterations']} / {number(value['attack_iterations'].mean)}",
             (live or {}).get((key["dataset"], key["threat_type"], key["arm"], key["attacker"]), "—"), status,
         ])  # fmt: skip
-    columns = ["data", "type", "method; attacker", "succeeds: published", "measured", "distance: published", "measured",
-               "iterations: published", "measured", "setting", "this run", "status"]  # fmt: skip
+    columns = ["data, type", "method, attacker", "succeeds", "recovered", "distance", "MSE", "iterations", "this run",
+               "status"]  # fmt: skip
     return Table(columns, rows)
 
 
@@ -126,7 +127,7 @@ def _status(outcomes: list[bool], full: bool) -> str:
     if not full:
         return Badge("reduced setting")
     word = "reproduced" if all(outcomes) else "not reproduced"
-    return Badge(f"{word} on {sum(outcomes)} of {len(outcomes)} values")
+    return Badge(f"{word}: {sum(outcomes)} of {len(outcomes)} values")
 
 
 def claims_table(chapter: str | None = None) -> Table:
@@ -135,8 +136,7 @@ def claims_table(chapter: str | None = None) -> Table:
     for entry in load_claims():
         if chapter in (None, entry["chapter"]):
             found = verdict(entry)
-            counts = f" on {found.held} of {found.cells} cells" if found.cells else ""
-            rows.append([entry["where"], entry["statement"], Badge(found.status + counts), found.note or "—"])
+            rows.append([entry["where"], entry["statement"], Badge(str(found)), found.note or "—"])
     return Table(["where", "claim, in our words", "verdict", "why"], rows)
 
 

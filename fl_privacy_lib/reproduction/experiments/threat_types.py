@@ -268,21 +268,28 @@ SHARED = (
 def grid(settings: ThreatTypes, dataset: str, clients: int) -> list[Point]:
     """Return the cells of the live table: threat type × method × attacker, on one data set.
 
-    Type 2 attacks `victims` clients, the others `batch_victims` with a whole batch each. The clip-aware attacker stands
-    only where something is clipped.
+    Types 0 and 1 read the same values under every method but one, noise at the server, so they share their cells as
+    in the papers' tables. Type 2 attacks `victims` clients, the others `batch_victims` with a whole batch each. The
+    clip-aware attacker stands only where something is clipped.
     """
-    shared = {name: getattr(settings, name) for name in SHARED}
+    shared = {name: getattr(settings, name) for name in SHARED} | {"clients": clients}
+    threats = {"type_2": list(METHODS), "type_1": list(METHODS), "type_0": ["fed_sdp_server"]}
     points = []
-    for threat in THREATS:
-        victims = settings.victims if threat == "type_2" else settings.batch_victims
-        for method in METHODS:
-            for attacker in ("naive", "clip_aware"):
-                point = Point(
-                    dataset, threat, method, attacker, victims=min(victims, clients), clients=clients, **shared
-                )
-                if attacker == "naive" or point.view.attacker == "clip_aware":
-                    points.append(point)
+    for threat, methods in threats.items():
+        victims = min(settings.victims if threat == "type_2" else settings.batch_victims, clients)
+        for method in methods:
+            naive = Point(dataset, threat, method, "naive", victims=victims, **shared)
+            aware = replace(naive, attacker="clip_aware")
+            points += [naive, aware] if aware.view.attacker == "clip_aware" else [naive]
     return points
+
+
+def threat_name(point: Point) -> str:
+    """Return which adversaries a point speaks for, in the reader's words."""
+    if point.threat_type == "type_1":
+        server = point.method == "fed_sdp_server"
+        return "type 1 (0 before noise)" if server else "types 0, 1"
+    return "type 2" if point.threat_type == "type_2" else "type 0 (after noise)"
 
 
 def settings_of(point: Point) -> dict[str, Any]:
@@ -317,7 +324,8 @@ def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str,
 
 def record_key(point: Point) -> dict[str, Any]:
     """Return a recorded row's key: the published table's own keys, then the settings that really ran."""
-    threat = "type_0_1" if point.threat_type == "type_1" else point.threat_type
+    both = point.threat_type == "type_1" and point.method != "fed_sdp_server"
+    threat = "type_0_1" if both else point.threat_type
     published = {"dataset": point.dataset, "threat_type": threat, "method": PUBLISHED_METHOD[point.method]}
     own = {name: value for name, value in asdict(point).items() if name not in published}
     return published | {"arm": point.method, "tap": point.tap} | own
@@ -326,7 +334,7 @@ def record_key(point: Point) -> dict[str, Any]:
 PUBLISHED_METHOD = {
     "non_private": "non_private",
     "fed_sdp_client": "fed_sdp",
-    "fed_sdp_server": "fed_sdp",
+    "fed_sdp_server": "fed_sdp_server",  # Table VII's Fed-SDP has its noise at the client
     "fed_cdp_example": "fed_cdp",
     "fed_cdp_batch": "fed_cdp",
 }

@@ -1,0 +1,56 @@
+# Leaky Gradients. Beside each target stands its plain-Python form, for machines without make.
+PYTHON ?= python3.11
+PROFILE ?= quick
+P ?=
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m fl_privacy_lib
+
+.DEFAULT_GOAL := help
+.PHONY: help setup book run record test lint bench serve summary times clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready ## create .venv and install everything (once; 8 GB of disk, 1 to 5 minutes)
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not there: install Python 3.11, or name it with PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is not Python 3.11, which tensorflow-privacy needs: name one with PYTHON=..." >&2; exit 2; }
+	@free=$$(df -Pk . | awk 'NR==2 {print int($$4/1048576)}'); [ $$free -ge 9 ] || [ -d $(VENV)/lib ] || { echo "error: $$free GB are free here, the environment needs 9 GB: free some space." >&2; exit 2; }
+	@echo "· setting up .venv: 8 GB of disk, 1 to 5 minutes, mostly download (last time: $$(cat _build/setup_seconds 2>/dev/null || echo 'never') s)"
+	@start=$$(date +%s); [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock && \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable . && \
+	mkdir -p _build && echo $$(( $$(date +%s) - start )) > _build/setup_seconds && touch $@ && \
+	echo "· .venv is ready ($$(cat _build/setup_seconds) s)"
+
+book: setup ## execute every chapter and build the book [PROFILE=quick P="dataset=digits"]
+	@$(RUN) book --profile $(PROFILE) $(P)
+
+run: setup ## execute one chapter: NB=01 P="dataset=mnist noise_scale=1e-2" [PROFILE=quick]
+	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make run NB=01 P="noise_scale=1e-2".' >&2; exit 2; }
+	@$(RUN) run $(NB) --profile $(PROFILE) $(P)
+
+record: setup ## record a chapter's grid into results/measured: NB=01 [PROFILE=full]
+	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make record NB=01.' >&2; exit 2; }
+	@$(RUN) record $(NB) --profile $(if $(filter command line,$(origin PROFILE)),$(PROFILE),full) $(P)
+
+test: setup ## run the tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: setup ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/mypy
+
+serve: setup ## serve the built book on this machine
+	@$(RUN) serve
+
+summary: setup ## write the claims summary into README.md
+	@$(RUN) summary
+
+times: setup ## measure each chapter's run time into results/measured/run_times.csv
+	@$(RUN) times
+
+clean: ## delete what was built (not .venv, not the records)
+	@rm -rf _build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

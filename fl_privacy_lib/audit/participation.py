@@ -1,0 +1,129 @@
+"""How often the holders of an example take part, and what an adversary learns who sees it."""
+
+import math
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import binom, hypergeom
+
+from fl_privacy_lib._checks import InputError, positive
+from fl_privacy_lib.accounting.events import Floats, check_delta
+from fl_privacy_lib.accounting.gdp import gdp_delta
+from fl_privacy_lib.sampling import Plan
+
+
+def participations(plan: Plan, holders: int = 1) -> Floats:
+    """Return the probabilities of 0, 1, 2, … participations of an example's holders over all rounds.
+
+    Parameters
+    ----------
+    plan : Plan
+        Rounds are independent of each other.
+    holders : int
+        Clients that hold the example, 1 to K. Each participation of each holder counts.
+
+    Returns
+    -------
+    array, [holders · T + 1]
+        Sums to 1. Clients ``poisson``: binomial. ``fixed``: in each round hypergeometric.
+
+    Raises
+    ------
+    InputError
+        If there are more holders than clients.
+
+    Examples
+    --------
+    >>> two = Plan(4, 2, 1, 1, 1, local_lr=0.1)
+    >>> participations(two, holders=2).round(3)
+    array([0.167, 0.667, 0.167])
+    """
+    if isinstance(holders, bool) or holders != int(holders) or not 1 <= holders <= plan.clients:
+        raise InputError(f"holders = {holders!r} must be a whole number from 1 to the plan's {plan.clients} clients.")
+    if plan.client_sampling == "poisson" or holders == 1:
+        trials = int(holders) * plan.rounds
+        return binom.pmf(np.arange(trials + 1), trials, plan.client_rate)
+    one = hypergeom.pmf(np.arange(holders + 1), plan.clients, holders, plan.participants)  # one round
+    total, power, left = np.ones(1), one, plan.rounds
+    while left:  # square and multiply
+        total = np.convolve(total, power) if left % 2 else total
+        left //= 2
+        power = np.convolve(power, power) if left else power
+    return total
+
+
+def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
+    """Return the exact ε where N participations are seen, each as telling as a Gaussian shifted by μ.
+
+    Parameters
+    ----------
+    probabilities : array
+        Of N = 0, 1, 2, …; whatever the data are. Sums to 1.
+    mu : float
+        √uses / z of one participation, > 0.
+    delta : float
+        In (0, 1).
+
+    Notes
+    -----
+    N is part of what the adversary sees and does not depend on the data, so δ(ε) is the mean of the Gaussian δ(ε)
+    with parameter μ√N. Leaving something out of the view only lowers δ(ε): the value bounds ε for every adversary
+    who sees less.
+
+    Examples
+    --------
+    >>> always_ten = np.eye(11)[10]
+    >>> round(mixture_epsilon(always_ten, 1 / 6, 1e-5), 2)
+    2.11
+    """
+    positive(mu=mu)
+    check_delta(delta=delta)
+    counts = np.flatnonzero(probabilities)
+    counts = counts[counts > 0]
+    weights, shifts = probabilities[counts], mu * np.sqrt(counts)
+
+    def excess(epsilon: float) -> float:
+        values = [float(gdp_delta(epsilon, shift)) for shift in shifts]
+        return float(weights @ np.array(values)) - delta
+
+    if not counts.size or excess(0.0) <= 0:
+        return 0.0
+    top = float(shifts[-1])
+    return float(brentq(excess, 0.0, top * (top / 2 + math.sqrt(2 * math.log(1 / delta)) + 1), xtol=1e-10))
+
+
+def quantile(probabilities: Floats, tail: float) -> int:
+    """Return the smallest number of participations that is exceeded with probability at most ``tail``."""
+    check_delta(tail=tail)
+    above = 1 - np.cumsum(probabilities)
+    return int(np.argmax(above <= tail))
+
+
+def visible_participation(epsilon: float, rate: float, noise_multiplier: float) -> tuple[float, float]:
+    """Return δ(ε) of one round where participation hides, and where the client's other examples show it.
+
+    Parameters
+    ----------
+    epsilon : float
+        ≥ 0.
+    rate : float
+        K_t/K in (0, 1].
+    noise_multiplier : float
+        z of one use of the example, if its client takes part.
+
+    Returns
+    -------
+    hidden, visible : float
+        Hidden: the subsampled Gaussian, exact if the client's other gradients are zero. Visible: if they are large,
+        "the client is absent" can be told from the rest, and what is left is q times the Gaussian's δ at the *same*
+        ε. Sampling of clients therefore does not amplify an example's ε in general.
+
+    Examples
+    --------
+    >>> hidden, visible = visible_participation(0.5, 0.1, 1.0)
+    >>> f"{hidden:.4f} {visible:.4f}"
+    '0.0022 0.0239'
+    """
+    mu = 1 / noise_multiplier
+    inner = math.log1p(math.expm1(epsilon) / rate)
+    return rate * float(gdp_delta(inner, mu)), rate * float(gdp_delta(epsilon, mu))

@@ -1,0 +1,65 @@
+"""How long each chapter takes: measured from nothing, written where the chapters read it."""
+
+import datetime
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+
+from fl_privacy_lib.reproduction.devices import device_name, pick_device
+from fl_privacy_lib.reproduction.execution import execute, resolved
+from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, point_cache
+from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.records import write_atomically
+from fl_privacy_lib.reproduction.settings import CHAPTERS
+
+
+class PeakMemory:
+    """Watches the memory of this process and its children, all together, twice a second."""
+
+    def __init__(self) -> None:
+        self.mebibytes, self._running = 0, True
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._running = False
+        self._thread.join()
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        while self._running:
+            total = 0
+            for process in (me, *me.children(recursive=True)):
+                try:
+                    total += process.memory_info().rss
+                except psutil.Error:  # it has just ended
+                    continue
+            self.mebibytes = max(self.mebibytes, total // 2**20)
+            time.sleep(0.5)
+
+
+def measure_times(profiles: tuple[str, ...] = ("smoke", "quick"), path: Path = MEASURED / "run_times.csv") -> None:
+    """Execute every chapter at each profile, nothing cached, and write run_times.csv."""
+    rows = []
+    for number, (notebook, kind) in CHAPTERS.items():
+        for profile in profiles:
+            settings = resolved(kind.of_profile(profile))
+            shutil.rmtree(point_cache(number), ignore_errors=True)
+            started = time.perf_counter()
+            with PeakMemory() as peak:
+                execute(number, settings, BUILD / "timing" / f"{notebook}.ipynb")
+            seconds = time.perf_counter() - started
+            say(f"{notebook} {profile}: {seconds:.0f} s, {peak.mebibytes} MiB")
+            rows.append({
+                "chapter": number, "profile": profile, "data": getattr(settings, "dataset", "none"),
+                "seconds": f"{seconds:.0f}", "peak_mib": peak.mebibytes, "device": device_name(pick_device("auto")),
+                "date": datetime.date.today().isoformat(),
+            })  # fmt: skip
+    write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n").encode())

@@ -1,0 +1,170 @@
+"""The ledger: its form, the rule of a value's verdict, and verdicts that follow from rows and can fail."""
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.metrics import wilson_interval
+from fl_privacy_lib.reproduction import claims
+from fl_privacy_lib.reproduction.paths import PUBLISHED, ROOT
+from fl_privacy_lib.reproduction.published import STATUSES, Value, load_index, load_published, reproduces
+from fl_privacy_lib.reproduction.summary import with_summary
+
+SETTING = {"victims": 100, "max_iterations": 300}
+
+
+def entry(**changes):
+    return {
+        "id": "t", "paper": "fed_cdp", "where": "-", "kind": "claim", "chapter": "01", "statement": "-",
+        "table": "fed_cdp/table_7", "rows": {"arm": "fed_cdp_example"}, "setting": SETTING,
+        "test": {"check": "rate_below", "bound": 0.1},
+    } | changes  # fmt: skip
+
+
+def write_rows(folder, *rows):
+    base = {
+        "dataset": "mnist", "threat_type": "type_2", "method": "fed_cdp", "arm": "fed_cdp_example", "attacker": "naive",
+        "victims": "20", "seeds": "5", "max_iterations": "300", "metric": "attack_success_rate", "mean": 0.0,
+        "std": 0.0, "n": "100", "seconds": 1,
+    }  # fmt: skip
+    path = folder / "fed_cdp" / "table_7.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame([base | row for row in rows]).to_csv(path, index=False)
+
+
+def test_verdicts_follow_from_the_rows(tmp_path):
+    assert claims.verdict(entry(), tmp_path).status == "not run"
+    write_rows(tmp_path, {})
+    assert str(claims.verdict(entry(), tmp_path)) == "reproduced: holds on 1 of 1 recorded cells"
+    write_rows(tmp_path, {}, {"dataset": "lfw", "mean": 0.2})
+    assert str(claims.verdict(entry(), tmp_path)) == "not reproduced: holds on 1 of 2 recorded cells"
+    write_rows(tmp_path, {"victims": "19"})
+    assert claims.verdict(entry(), tmp_path).status == "reduced setting"
+    write_rows(tmp_path, {"max_iterations": "30"})
+    assert claims.verdict(entry(), tmp_path).status == "reduced setting"
+
+
+def test_a_rate_near_the_bound_is_not_below_it(tmp_path):
+    write_rows(tmp_path, {"mean": 0.05})  # the interval reaches above 0.1
+    assert wilson_interval(5, 100)[1] > 0.1
+    assert claims.verdict(entry(), tmp_path).status == "not reproduced"
+
+
+def test_refuted_needs_a_counter_example_in_the_rows(tmp_path):
+    refutation = {
+        "argument": "because", "rows": {"arm": "fed_cdp_example", "attacker": "clip_aware"},
+        "test": {"check": "rate_above", "bound": 0.5},
+    }  # fmt: skip
+    write_rows(tmp_path, {}, {"attacker": "clip_aware", "mean": 0.3})
+    assert claims.verdict(entry(refutation=refutation), tmp_path).status == "not reproduced"
+    write_rows(tmp_path, {}, {"attacker": "clip_aware", "mean": 0.9})
+    found = claims.verdict(entry(refutation=refutation), tmp_path)
+    assert found.status == "refuted" and found.note == "because"
+
+
+def test_a_setting_may_differ_by_data_set(tmp_path):
+    write_rows(tmp_path, {"batch_size": "5"}, {"dataset": "lfw", "batch_size": "5"})
+    frame = claims.measured("fed_cdp/table_7", tmp_path)
+    kept = claims.at_published_setting(frame, {"batch_size": {"mnist": 5, "lfw": 3}})
+    assert list(kept["dataset"]) == ["mnist"]
+
+
+def test_fewer_iterations_is_compared_data_set_by_data_set(tmp_path):
+    test = {"check": "fewer_iterations", "rows": {"threat_type": "type_2"}, "than": {"threat_type": "type_0_1"}}
+    needed = {"metric": "attack_iterations"}
+    rows = [needed | {"mean": 5.0}, needed | {"mean": 9.0, "threat_type": "type_0_1"}]
+    write_rows(tmp_path, *rows)
+    assert claims.verdict(entry(test=test), tmp_path).status == "reproduced"
+    rows[0]["mean"] = 10.0
+    write_rows(tmp_path, *rows)
+    assert claims.verdict(entry(test=test), tmp_path).status == "not reproduced"
+    write_rows(tmp_path, rows[0])
+    assert claims.verdict(entry(test=test), tmp_path).status == "not run"
+
+
+@pytest.mark.parametrize(
+    ("printed", "value", "unit", "expected"),
+    [
+        ("0.1549", Value(0.1550, 0, 1), "dimensionless", True),
+        ("0.1549", Value(0.1551, 0, 1), "dimensionless", False),
+        ("0.1549", Value(0.17, 0.01, 1), "dimensionless", True),
+        ("0.95", Value(0.9601, 0, 1), "fraction", False),
+        ("6", Value(7, 0, 1), "count", True),
+        ("6", Value(7.1, 0, 1), "count", False),
+        ("true", Value(0.49, 0, 1), "boolean", True),
+        ("true", Value(0.5, 0, 1), "boolean", False),
+        ("false", Value(0.9, 0, 1), "boolean", True),
+    ],
+)
+def test_the_rule_of_a_value(printed, value, unit, expected):
+    assert reproduces(printed, value, unit) is expected
+
+
+@given(st.floats(0, 1), st.floats(0, 0.2), st.floats(0, 0.2))
+def test_more_spread_never_loses_a_value(mean, std, more):
+    if reproduces("0.50", Value(mean, std, 3), "dimensionless"):
+        assert reproduces("0.50", Value(mean, std + more, 3), "dimensionless")
+
+
+def test_values_join_the_published_cells(tmp_path):
+    rows = [
+        {"method": "non_private", "arm": "non_private", "metric": "attack_success_rate", "mean": 1.0},
+        {"method": "non_private", "arm": "non_private", "metric": "mse", "mean": 0.0008},
+        {"method": "non_private", "arm": "non_private", "metric": "attack_iterations", "mean": 9.0},
+    ]
+    write_rows(tmp_path, *rows)
+    pairs = claims.compare_values("fed_cdp/table_7", claims.measured("fed_cdp/table_7", tmp_path))
+    assert {(p["metric"], p["value"], held) for p, _, held in pairs} == {
+        ("resilient", "false", True), ("rmse", "0.0008", True), ("attack_iterations", "7", False),
+    }  # fmt: skip
+
+
+def test_the_ledger_is_well_formed_and_every_status_is_a_known_word():
+    entries = claims.load_claims()
+    assert entries
+    for one in entries:
+        assert claims.verdict(one).status in STATUSES
+        for field in ("id", "paper", "where", "chapter", "statement"):
+            assert one[field]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("- {id: a, kind: claim, colour: red, why: x}", "colour"),
+        ("- {id: a, kind: claim, why: x}\n- {id: a, kind: claim, why: x}", "twice"),
+        ("- {id: a, kind: claim}", "neither a test"),
+        ("- {id: a, kind: claim, test: {check: vaules}}", "values"),
+    ],
+)
+def test_a_malformed_ledger_gets_one_sentence(tmp_path, text, word):
+    path = tmp_path / "claims.yml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=word):
+        claims.load_claims(path)
+
+
+def test_published_tables_parse_and_match_their_index():
+    total = 0
+    for folder in (p for p in PUBLISHED.iterdir() if p.is_dir()):
+        index = load_index(folder.name)
+        for table in index["tables"]:
+            if not table["file"]:
+                continue
+            frame = load_published(f"{folder.name}/{table['file'].removesuffix('.csv')}")
+            assert len(frame) == table["values"]
+            assert list(frame.columns) == [*table["keys"], "value"]
+            assert not frame.duplicated(table["keys"]).any()
+            assert not (frame == "").any().any()
+            total += len(frame)
+        assert index["values_total"] == sum(t["values"] for t in index["tables"])
+    assert total == 1936
+
+
+def test_the_readme_summary_is_fresh():
+    readme = (ROOT / "README.md").read_text()
+    assert with_summary(readme) == readme, "run `make summary`"
+    with pytest.raises(InputError, match="markers"):
+        with_summary("no markers here")

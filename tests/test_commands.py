@@ -1,0 +1,177 @@
+"""The command line: one sentence for what is wrong, nothing half-written, work goes on where it stopped."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction import execution, recording
+from fl_privacy_lib.reproduction.experiments import threat_types
+from fl_privacy_lib.reproduction.paths import ROOT
+from fl_privacy_lib.reproduction.settings import ThreatTypes
+
+
+def command(*arguments, data="", timeout=60, **environment):
+    variables = {k: v for k, v in os.environ.items() if k != "FL_PRIVACY_DATA"} | environment
+    if data:
+        variables["FL_PRIVACY_DATA"] = str(data)
+    return subprocess.run(
+        [sys.executable, "-m", "fl_privacy_lib", *arguments], cwd=ROOT, env=variables, capture_output=True, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+def one_sentence(done, *words):
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and lines[0].endswith("."), done.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+@pytest.fixture
+def untouched():
+    """Fail if a refused command leaves a new file in runs/ or _build/stage/."""
+    folders = [ROOT / "runs", ROOT / "_build" / "stage"]
+    before = {p for f in folders for p in f.rglob("*")}
+    yield
+    assert {p for f in folders for p in f.rglob("*")} == before
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("verb", ["run", "record"])
+def test_wrong_parameters(verb):
+    one_sentence(command(verb, "01", "clip_norm=-1"), "clip_norm", "-1")
+    one_sentence(command(verb, "01", "clip_nrom=1"), "clip_nrom", "did you mean clip_norm")
+    one_sentence(command(verb, "99"), "99")
+    one_sentence(command(verb, "01", "--profile", "fast"), "fast", "quick")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_wrong_parameters_of_the_book():
+    one_sentence(command("book", "clip_norm=-1"), "clip_norm")
+    one_sentence(command("book", "nose_scale=1"), "nose_scale")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_wrong_data(tmp_path):
+    one_sentence(command("run", "01", "dataset=mnits"), "mnits", "did you mean mnist")
+    one_sentence(command("run", "01", "dataset=cancer"), "cancer", "no images")
+    one_sentence(command("run", "01", f"dataset=npz:{tmp_path}/none.npz"), "none.npz")
+    one_sentence(command("run", "01", data=tmp_path / "absent"), "FL_PRIVACY_DATA", "absent")
+    (tmp_path / "file").write_text("")
+    one_sentence(command("run", "01", data=tmp_path / "file"), "not a folder")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_truncated_file_is_named(tmp_path, data_root):
+    shutil.copytree(data_root / "MNIST", tmp_path / "MNIST")
+    broken = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    broken.chmod(0o644)
+    broken.write_bytes(broken.read_bytes()[:100_000])
+    one_sentence(command("run", "01", "dataset=mnist", data=tmp_path), "train-images-idx3-ubyte.gz", "damaged")
+
+
+def test_no_gpu_and_no_space_are_said_at_once(monkeypatch, tmp_path):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="no CUDA device"):
+        execution.resolved(ThreatTypes(device="cuda", dataset="digits", batch_dataset="same"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 2**20))
+    with pytest.raises(InputError, match="only 1 MiB are free"):
+        execution.check_disk(tmp_path)
+
+
+def tiny(**changes):
+    return threat_types.Point(
+        "digits", "type_2", "non_private", "naive", victims=1, max_iterations=2, clients=100, **changes
+    )
+
+
+@pytest.fixture
+def points_in(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "point_cache", lambda chapter: tmp_path / "points")
+    return tmp_path / "points"
+
+
+def test_finished_points_are_not_computed_again(points_in, monkeypatch):
+    import torch
+
+    device = torch.device("cpu")
+    points = [tiny(), replace(tiny(), method="fed_sdp_client"), tiny(seed=1)]
+    first = dict(recording.finished_points(points, device, workers=1))
+    assert len(list(points_in.iterdir())) == 2  # two cells share their observation
+    monkeypatch.setattr(threat_types, "measure", lambda *_: pytest.fail("computed again"))
+    again = dict(recording.finished_points(points, device, workers=1))
+    assert all((again[p]["mse"] == first[p]["mse"]).all() for p in points)
+
+
+def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_in, monkeypatch):
+    settings = ThreatTypes(dataset="digits", victims=1, batch_victims=1, max_iterations=1)
+    ran, real = [], threat_types.measure
+
+    def interrupted(point, *rest):
+        ran.append(point)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return real(point, *rest)
+
+    monkeypatch.setattr(threat_types, "measure", interrupted)
+    monkeypatch.setattr(recording.os, "cpu_count", lambda: 1)
+    with pytest.raises(KeyboardInterrupt):
+        recording.record_threat_types(settings, "fed_cdp/table_7", tmp_path)
+    path = tmp_path / "fed_cdp" / "table_7.csv"
+    kept = path.read_text()
+    assert len(ran) == 3 and kept.count("attack_success_rate") >= 2
+    monkeypatch.setattr(threat_types, "measure", lambda point, *rest: ran.append(point) or real(point, *rest))
+    recording.record_threat_types(settings, "fed_cdp/table_7", tmp_path)
+    assert path.read_text().startswith(kept)
+    grid = threat_types.recorded_grid(settings, ("digits",))["fed_cdp/table_7"]
+    assert len(ran) == 3 + len({point.view for point in grid}) - 2
+
+
+def test_a_killed_recording_leaves_a_whole_record(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from fl_privacy_lib.reproduction import recording;"
+        "from fl_privacy_lib.reproduction.settings import ThreatTypes;"
+        "recording.point_cache = lambda c: Path(sys.argv[1]) / 'points'; recording.os.cpu_count = lambda: 1;"
+        "s = ThreatTypes(dataset='digits', victims=1, batch_victims=1, max_iterations=1);"
+        "recording.record_threat_types(s, 'fed_cdp/table_7', Path(sys.argv[1]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL, cwd=ROOT)
+    path = tmp_path / "fed_cdp" / "table_7.csv"
+    deadline = time.time() + 120
+    while not path.exists() and time.time() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    from fl_privacy_lib.reproduction.records import MeasuredTable
+
+    points = threat_types.recorded_grid(ThreatTypes(dataset="digits"), ("digits",))["fed_cdp/table_7"]
+    keys = [k for k in (*threat_types.record_key(points[0]), "metric") if k != "seeds"]
+    assert len(MeasuredTable(path, keys).frame()) > 0
+
+
+def test_a_notebook_that_stops_leaves_no_finished_file(tmp_path, monkeypatch):
+    settings = ThreatTypes(dataset="npz:/nowhere/none.npz", batch_dataset="same")
+    target = tmp_path / "01.ipynb"
+    with pytest.raises(InputError, match=r"01_threat_types stopped: .*none\.npz"):
+        execution.execute("01", settings, target)
+    assert not target.exists() and target.with_suffix(".partial.ipynb").exists()
+
+
+def test_serving_without_a_book_says_what_to_do(monkeypatch, tmp_path):
+    from fl_privacy_lib import __main__
+    from fl_privacy_lib.reproduction import paths
+
+    monkeypatch.setattr(paths, "BUILD", Path(tmp_path))
+    with pytest.raises(InputError, match="make book"):
+        __main__._serve(0)

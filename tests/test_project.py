@@ -1,0 +1,136 @@
+"""The house: set-up files agree, imports run downwards, nothing that should not be in a public repository."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from importlib.metadata import version as version_of
+
+import pytest
+import yaml
+from packaging.markers import Marker
+
+from fl_privacy_lib.reproduction.paths import ROOT
+
+LOCK = (ROOT / "requirements.lock").read_text()
+FLOORS = [
+    {"_checks", "__init__"},
+    {"models", "metrics", "sampling", "data"},
+    {"accounting"},
+    {"defenses"},
+    {"federated"},
+    {"attacks"},
+    {"audit"},
+    {"reproduction"},
+    {"__main__"},
+]
+
+
+def tracked(*patterns: str) -> list[str]:
+    done = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is no git checkout")
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def locked() -> dict[str, str]:
+    pins = {}
+    for line in LOCK.splitlines():
+        if line and not line.startswith("#"):
+            requirement, _, marker = line.partition(";")
+            if marker and not Marker(marker).evaluate():
+                continue  # a pin of another platform
+            name, _, version = requirement.strip().partition("==")
+            assert version, f"{line} pins no version"
+            pins[re.sub(r"[-_.]+", "-", name).lower()] = version
+    return pins
+
+
+def test_every_dependency_is_locked_and_every_pin_agrees():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras) == {"book", "tf-privacy", "dev"}
+    pins = locked()
+    for wish in [*project["dependencies"], *(w for e in extras.values() for w in e)]:
+        name, exact = re.match(r"([A-Za-z0-9_.-]+)(?:==([\w.*]+))?", wish).groups()
+        version = pins[re.sub(r"[-_.]+", "-", name).lower()]
+        if exact:
+            assert re.fullmatch(exact.replace(".", r"\.").replace(r"\.*", r"(\..*)?"), version), wish
+
+
+def test_conda_uses_the_same_lock():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert "python=3.11" in environment["dependencies"] and "pip" in environment["dependencies"]
+    assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock"]}
+
+
+def test_the_installed_environment_is_the_locked_one():
+    for name, pin in locked().items():
+        found = version_of(name).partition("+")[0]
+        assert found == pin, f"{name} is {found}, the lock says {pin}: run make setup"
+
+
+def floor(module: str) -> int:
+    part = module.removeprefix("fl_privacy_lib").strip(".").partition(".")[0] or "__init__"
+    return next(i for i, names in enumerate(FLOORS) if part in names)
+
+
+def test_imports_run_downwards_only():
+    for path in sorted((ROOT / "fl_privacy_lib").rglob("*.py")):
+        own = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fl_privacy_lib"):
+                names = [node.module]
+                if node.module == "fl_privacy_lib":
+                    names = [f"{node.module}.{a.name}" for a in node.names]
+            elif isinstance(node, ast.Import):
+                names = [a.name for a in node.names if a.name.startswith("fl_privacy_lib")]
+            else:
+                continue
+            for name in names:
+                assert floor(name) <= floor(own), f"{own} imports {name}, which stands above it"
+
+
+def test_the_library_stays_small():
+    lines = {p: p.read_text().count("\n") for p in (ROOT / "fl_privacy_lib").rglob("*.py")}
+    assert max(lines.values()) <= 350, max(lines, key=lines.get)
+
+
+def test_only_paths_and_the_command_line_read_the_environment():
+    allowed = {"paths.py", "__main__.py"}
+    for path in (ROOT / "fl_privacy_lib").rglob("*.py"):
+        if path.name not in allowed:
+            assert "os.environ" not in path.read_text() and "os.getenv" not in path.read_text(), path
+
+
+def test_nothing_below_reproduction_prints():
+    for path in (ROOT / "fl_privacy_lib").rglob("*.py"):
+        if "reproduction" in path.parts or path.name == "__main__.py":
+            continue
+        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], path
+
+
+def test_no_registry_host_and_no_private_path_is_named():
+    hosts = re.compile(r"pypi\.org|pythonhosted|registry\.npmjs|deb\.debian|/root/|/work/main")
+    for name in tracked():
+        path = ROOT / name
+        if path.suffix in {".png"} or name == "tests/test_project.py":
+            continue
+        found = hosts.search(path.read_text(encoding="utf-8", errors="ignore"))
+        assert not found, f"{name} names {found.group()}"
+
+
+def test_no_large_file_and_no_data_set_is_tracked():
+    for name in tracked():
+        assert (ROOT / name).stat().st_size < 1_500_000, name
+        assert not name.endswith((".gz", ".npz", ".parquet", ".pkl", ".pt")), name
+
+
+def test_make_help_has_one_line_for_each_target():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = {line.split()[1] for line in done.stdout.splitlines()}
+    assert {"help", "setup", "book", "run", "record", "test", "lint", "serve", "clean"} <= targets
+    assert targets == set(re.search(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text()).group(1).split()) - {"bench"} | (
+        targets & {"bench"}
+    )

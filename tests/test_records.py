@@ -1,0 +1,140 @@
+"""Records and finished points: whole or not at all, found again, never silently wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache, write_atomically
+
+KEYS = ["dataset", "clip_norm", "metric"]
+
+
+def table(tmp_path):
+    return MeasuredTable(tmp_path / "paper" / "table.csv", KEYS)
+
+
+def add(record, clip_norm, value=0.25):
+    record.add(
+        {"dataset": "mnist", "clip_norm": clip_norm}, {"mse": {"mean": value, "std": 0.0, "n": 3}},
+        seeds=1, profile="smoke", device="test", seconds=1.5,
+    )  # fmt: skip
+
+
+def test_a_point_is_found_again_by_its_settings(tmp_path):
+    record = table(tmp_path)
+    assert record.frame().empty
+    add(record, 4.0)
+    add(record, 0.05)
+    assert len(record.rows_of({"dataset": "mnist", "clip_norm": 4.0})) == 1
+    assert len(record.rows_of({"dataset": "mnist", "clip_norm": 4})) == 1
+    assert record.rows_of({"dataset": "lfw", "clip_norm": 4.0}).empty
+    row = record.rows_of({"clip_norm": 0.05}).iloc[0]
+    assert (row["mean"], row["n"], row["seeds"]) == (0.25, "3", "1")
+
+
+def test_rows_written_before_are_not_changed_by_later_ones(tmp_path):
+    record = table(tmp_path)
+    add(record, 4.0, value=1 / 3)
+    first = record.path.read_bytes()
+    for i in range(5):
+        add(record, 10.0 + i)
+    assert record.path.read_bytes().startswith(first)
+
+
+@pytest.mark.parametrize("damage", ["dataset,clip_norm\nmnist", "", "\x00\x01", 'a,b\n"unclosed'])
+def test_a_broken_record_gets_one_sentence(tmp_path, damage):
+    record = table(tmp_path)
+    add(record, 4.0)
+    record.path.write_text(damage)
+    with pytest.raises(InputError, match=r"record .*table\.csv is broken"):
+        record.frame()
+
+
+def test_a_number_that_is_no_number_is_a_broken_record(tmp_path):
+    record = table(tmp_path)
+    add(record, 4.0)
+    record.path.write_text(record.path.read_text().replace("0.25", "a quarter"))
+    with pytest.raises(InputError, match="broken"):
+        record.frame()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_cannot_be_made_gets_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_atomically(tmp_path / "file" / "below", b"x")
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "file"
+    code = (
+        "import sys; from pathlib import Path; from fl_privacy_lib.reproduction.records import write_atomically\n"
+        "n = 0\nwhile True: n += 1; write_atomically(Path(sys.argv[1]), str(n % 10).encode() * 400_000)"
+    )
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", code, str(path)])
+        deadline = time.time() + 30
+        while not path.exists() and time.time() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        content = path.read_bytes()
+        assert len(content) == 400_000 and len(set(content)) == 1
+
+
+def test_a_point_is_computed_once_and_found_by_every_setting(tmp_path):
+    cache, calls = PointCache(tmp_path), []
+
+    def compute():
+        calls.append(1)
+        return {"x": np.arange(3), "status": np.array(["stalled"])}
+
+    for _ in range(2):
+        result = cache.get({"a": 1}, compute)
+        assert list(result["x"]) == [0, 1, 2] and result["status"][0] == "stalled" and result["seconds"] >= 0
+    assert len(calls) == 1 and cache.has({"a": 1}) and not cache.has({"a": 2})
+    cache.get({"a": 2}, compute)
+    assert len(calls) == 2
+
+
+def test_a_torn_point_is_computed_again(tmp_path):
+    cache = PointCache(tmp_path)
+    cache.get({"a": 1}, lambda: {"x": 1})
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:50])
+    assert cache.get({"a": 1}, lambda: {"x": 2})["x"] == 2
+
+
+def test_recorded_tables_parse_and_carry_their_columns():
+    from fl_privacy_lib.reproduction.paths import MEASURED
+    from fl_privacy_lib.reproduction.records import META
+
+    tables = [p for p in MEASURED.rglob("*.csv") if p.parent != MEASURED]
+    assert tables
+    for path in tables:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        assert not [c for c in ["metric", *META] if c not in frame], path
+        keys = [c for c in frame if c not in META] + ["seeds"]
+        assert not frame.duplicated(keys).any(), path
+        assert not (frame == "").any().any(), path

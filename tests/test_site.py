@@ -1,0 +1,171 @@
+"""The built book, as a reader's browser meets it: no other host, no error, nothing missing, search works."""
+
+import functools
+import http.server
+import re
+import shutil
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fl_privacy_lib.reproduction import book
+from fl_privacy_lib.reproduction.paths import ROOT
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """Return the folder of the built book; build it at the smoke profile if it is not there."""
+    if not (book.HTML / "index.html").exists():
+        book.build("smoke")
+    return book.HTML
+
+
+def pages_of(site: Path) -> list[str]:
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    files = [toc["root"], *(c["file"] for part in toc["parts"] for c in part["chapters"])]
+    return [f"{name}.html" for name in files]
+
+
+class Assets(HTMLParser):
+    """Collects what a page loads, what it links to, and its images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.loads.append(given["src"])
+        if tag == "link" and given.get("href") and "stylesheet" in (given.get("rel") or ""):
+            self.loads.append(given["href"])
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag == "img":
+            self.images.append(given)
+
+
+def parsed(page: Path) -> Assets:
+    assets = Assets()
+    assets.feed(page.read_text())
+    return assets
+
+
+def test_every_page_loads_only_what_lies_beside_it(site):
+    for name in pages_of(site):
+        page = site / name
+        for source in parsed(page).loads:
+            assert not re.match(r"(https?:)?//", source), f"{name} loads {source}"
+            if not source.startswith("data:"):
+                assert (page.parent / source.split("?")[0].split("#")[0]).exists(), f"{name} misses {source}"
+
+
+def test_local_links_lead_somewhere(site):
+    for name in pages_of(site):
+        page = site / name
+        for link in parsed(page).links:
+            target, _, anchor = link.partition("#")
+            if re.match(r"(https?:|mailto:)", link):
+                continue
+            there = (page.parent / target) if target else page
+            assert there.exists(), f"{name} links to {link}"
+            if anchor and there.suffix == ".html":
+                assert f'id="{anchor}"' in there.read_text(), f"{name} links to {link}"
+
+
+def test_every_image_is_described(site):
+    count = 0
+    for name in pages_of(site):
+        for image in parsed(site / name).images:
+            if "logo" in (image.get("class") or ""):
+                continue
+            count += 1
+            alt = image.get("alt") or ""
+            assert len(alt) > 60 and not alt.endswith((".png", ".svg")), f"{name}: {image.get('src')} says {alt!r}"
+    assert count >= 5
+
+
+def test_progress_lines_and_tracebacks_stay_out_of_the_pages(site):
+    for name in pages_of(site):
+        text = (site / name).read_text()
+        assert "Traceback" not in text and "about 0 s left" not in text, name
+
+
+@pytest.fixture(scope="session")
+def browser():
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("browser tests need Debian's chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture
+def page(browser, address):
+    """Return a page that notes every console error, failed request and request to another host."""
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.troubles = []
+    tab.on("console", lambda m: tab.troubles.append(m.text) if m.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda e: tab.troubles.append(str(e)))
+    tab.on("requestfailed", lambda r: tab.troubles.append(f"failed: {r.url}"))
+    tab.on("response", lambda r: tab.troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
+    tab.on("request", lambda r: None if r.url.startswith((address, "data:")) else tab.troubles.append(r.url))
+    yield tab
+    context.close()
+
+
+def test_a_browser_opens_every_page_without_trouble(page, address, site):
+    for name in pages_of(site):
+        page.goto(f"{address}/{name}", wait_until="networkidle")
+        assert page.locator("h1").first.inner_text()
+        assert page.troubles == [], name
+        broken = page.evaluate("[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)")
+        assert broken == [], name
+
+
+def test_formulas_are_typeset(page, address):
+    page.goto(f"{address}/notebooks/01_threat_types.html", wait_until="networkidle")
+    page.wait_for_selector("mjx-container", timeout=20_000)
+
+
+def test_the_search_finds_a_term(page, address):
+    page.goto(f"{address}/search.html?q=clip-aware", wait_until="networkidle")
+    page.wait_for_selector("#search-results li", timeout=20_000)
+    assert "Threat types" in page.locator("#search-results").inner_text()
+    assert page.troubles == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pictures_are_not_filtered_in_either_theme(page, address, theme):
+    page.goto(f"{address}/book/intro.html", wait_until="networkidle")
+    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+    style = page.evaluate("getComputedStyle(document.querySelector('img.dark-light')).filter")
+    assert style == "none"

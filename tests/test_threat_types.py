@@ -1,0 +1,103 @@
+"""Chapter 01's grid: equal observations are equal bit for bit, and the recorded rows come out again."""
+
+import numpy as np
+import pytest
+import torch
+
+from fl_privacy_lib.data import load
+from fl_privacy_lib.reproduction.claims import measured, select
+from fl_privacy_lib.reproduction.experiments import threat_types
+from fl_privacy_lib.reproduction.paths import decoded_cache
+from fl_privacy_lib.reproduction.settings import ThreatTypes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return load("digits", tmp_path_factory.mktemp("none"))
+
+
+def base(threat, method, **changes):
+    return threat_types.Point("digits", threat, method, "naive", victims=2, batch_size=3, clients=100, **changes)
+
+
+@pytest.mark.parametrize("threat", threat_types.THREATS)
+@pytest.mark.parametrize("method", threat_types.METHODS)
+def test_a_point_and_its_view_observe_the_same_bits(digits, threat, method):
+    point = base(threat, method)
+    one, other = (threat_types.scene(p, digits, 0, CPU) for p in (point, point.view))
+    assert (one.truth == other.truth).all()
+    for a, b in zip(one.observations, other.observations, strict=True):
+        assert all(torch.equal(a.values[name], b.values[name]) for name in a.values)
+
+
+def test_views_that_differ_observe_different_bits(digits):
+    views = {p.view for p in threat_types.grid(ThreatTypes(victims=2, batch_victims=2), "digits", 100)}
+    seen = {}
+    for view in views:
+        observation = threat_types.scene(view, digits, 0, CPU).observations[0]
+        key = (view.threat_type, view.method)
+        seen[key] = torch.cat([v.flatten() for v in observation.values.values()]).numpy().tobytes()
+    assert len(set(seen.values())) == len(seen)
+
+
+def test_the_truth_is_what_the_victims_hold(digits):
+    scene = threat_types.scene(base("type_1", "non_private", local_iterations=2), digits, 0, CPU)
+    assert scene.truth.shape == (2, 6, 1, 28, 28) and scene.labels.shape == (2, 6)
+    pool = {x.tobytes(): y for x, y in zip(digits.train_x, digits.train_y, strict=True)}
+    for image, label in zip(scene.truth.reshape(-1, 1, 28, 28), scene.labels.ravel(), strict=True):
+        assert pool[np.ascontiguousarray(image).tobytes()] == label
+
+
+def test_iterations_to_success_count_from_the_first_success():
+    truth = np.random.default_rng(0).random((1, 2, 1, 12, 12)).astype(np.float32)
+    reached, score = threat_types.first_successes(truth, 30)
+    blank = torch.zeros(1, 2, 1, 12, 12)
+    half = blank.clone()
+    half[0, 1] = torch.as_tensor(truth[0, 0])  # the first image, in the second place
+    rows = torch.tensor([0])
+    for iteration, images in ((1, blank), (4, half), (9, torch.as_tensor(truth)), (11, blank)):
+        score(iteration, rows, images)
+    assert reached.tolist() == [[4, 9]]
+
+
+def test_the_summary_averages_images_and_spreads_over_seeds():
+    result = {k: np.array([[0.0], [0.2], [0.4], [0.6]]) for k in ("mse", "ssim", "grey_mse", "mean_mse")}
+    result |= {k: np.array([[1], [1], [0], [0]], dtype=bool) for k in ("success", "label_right", "mean_success")}
+    result |= {"iterations": np.array([[3], [60], [30], [30]]), "attack_iterations": np.array([3, 60, 30, 30]),
+               "status": np.array(["converged", "stalled", "stalled", "diverged"])}  # fmt: skip
+    table = threat_types.summary(result, seeds=2)
+    assert table["mse"] == {"mean": pytest.approx(0.3), "std": pytest.approx(0.2), "n": 4}
+    assert table["attack_success_rate"]["mean"] == 0.5 and table["attack_success_rate"]["std"] == 0.5
+    assert table["success_by_50"]["mean"] == 0.25 and table["stalled_fraction"]["mean"] == 0.5
+
+
+def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
+    """The quick profile's own promise: at least 90 % of 16 victims."""
+    data = load("mnist", data_root, decoded_cache())
+    settings = ThreatTypes.of_profile("quick")
+    point = threat_types.grid(settings, "mnist", threat_types.clients_of(data))[0]
+    assert (point.threat_type, point.method, point.victims) == ("type_2", "non_private", 16)
+    assert threat_types.measure(point, data, CPU)["success"].mean() >= 0.9
+
+
+@pytest.mark.parametrize("threat", ["type_2", "type_0_1"])
+def test_recorded_rows_come_out_again(data_root, threat):
+    """A stratified sample of the records, with other victims: within 3 standard errors of the recorded rate."""
+    record = measured("fed_cdp/table_7")
+    arms = ["non_private", "fed_cdp_example"] if threat == "type_2" else ["fed_cdp_example"]
+    cell = {"threat_type": threat, "dataset": "mnist", "attacker": "naive", "arm": arms}
+    chosen = select(record, cell | {"metric": "attack_success_rate"})
+    chosen = chosen[~chosen["device"].str.contains("NVIDIA")]
+    assert len(chosen) == len(arms)
+    for _, row in chosen.iterrows():
+        kind = "type_1" if threat == "type_0_1" else threat
+        point = threat_types.Point(
+            row["dataset"], kind, row["arm"], row["attacker"], victims=8, batch_size=int(row["batch_size"]),
+            clip_norm=float(row["clip_norm"]), noise_scale=float(row["noise_scale"]), max_iterations=20, seed=7,
+        )  # fmt: skip
+        result = threat_types.measure(point, load(row["dataset"], data_root, decoded_cache()), CPU)
+        # a rate of 0 or 1 has no spread of its own; two per cent stand in for it
+        spread = np.sqrt(max(row["mean"] * (1 - row["mean"]), 0.02) / result["success"].size)
+        assert abs(float(result["success"].mean()) - row["mean"]) <= 3 * spread

@@ -24,7 +24,7 @@ def sampled_gaussian_lower_bound(rate: float, noise_multiplier: float, steps: in
     Examples
     --------
     >>> print(f"{sampled_gaussian_lower_bound(0.01, 6 / 3**0.5, 10_000, 1e-5):.2f}")
-    1.06
+    1.07
     """
     positive(noise_multiplier=noise_multiplier, rate=rate)
     in_range(0, 1, rate=rate)
@@ -118,8 +118,8 @@ def shared_in_a_round(clients: int, participants: int, holders: int) -> float:
     Notes
     -----
     Parallel composition, max over the clients of a round, needs disjoint data. With 10 holders of each example (1,000
-    clients that share 50,000 examples) most rounds with one holder have a second: the example's cost adds up
-    within the round.
+    clients that share 50,000 examples) two of five rounds with one holder have a second: the example's cost adds
+    up within the round.
 
     Examples
     --------

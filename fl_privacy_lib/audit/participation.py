@@ -122,7 +122,7 @@ def visible_participation(epsilon: float, rate: float, noise_multiplier: float) 
     --------
     >>> hidden, visible = visible_participation(0.5, 0.1, 1.0)
     >>> f"{hidden:.4f} {visible:.4f}"
-    '0.0022 0.0239'
+    '0.0020 0.0238'
     """
     mu = 1 / noise_multiplier
     inner = math.log1p(math.expm1(epsilon) / rate)

@@ -136,7 +136,8 @@ def claims_table(chapter: str | None = None) -> Table:
     for entry in load_claims():
         if chapter in (None, entry["chapter"]):
             found = verdict(entry)
-            rows.append([entry["where"], entry["statement"], Badge(str(found)), found.note or "—"])
+            where = f"{named(entry['paper'])}: {entry['where']}"
+            rows.append([where, entry["statement"], Badge(str(found)), found.note or "—"])
     return Table(["where", "claim, in our words", "verdict", "why"], rows)
 
 

@@ -2,21 +2,26 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.data.partition import Partition
-from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.defenses.route import ClientContext, Context, Defense
-from fl_privacy_lib.federated.participation import Observation, Tap, Taps, participate
+from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.federated import checkpoints
+from fl_privacy_lib.federated.participation import Observation, Tap, Taps
+from fl_privacy_lib.federated.rounds import Examples, Job, block_sums, blocks_of, serve
+from fl_privacy_lib.federated.stacked import Stack, stack
+from fl_privacy_lib.federated.stacked_participation import fusible
+from fl_privacy_lib.federated.workers import Alone, Group, group_of_now, launched
 from fl_privacy_lib.models import Parameters, check_per_example, parameters_of
 from fl_privacy_lib.sampling import Plan
 
-Examples = tuple[torch.Tensor, torch.Tensor]
+ENGINES = ("auto", "stacked", "generic")
 
 
 @dataclass(frozen=True)
@@ -59,67 +64,6 @@ def accuracy(model: nn.Module, weights: Parameters, examples: Examples, chunk: i
     return float(torch.stack(hits).sum()) / len(y)
 
 
-def run_round(
-    model: nn.Module,
-    weights: Parameters,
-    train: Examples,
-    partition: Partition,
-    plan: Plan,
-    defense: Defense,
-    round: int,
-    state: dict,
-    taps: Taps,
-) -> tuple[Parameters, tuple[int, ...]]:
-    """Run one round and return the new global model and the participants.
-
-    Updates are summed in float64 in the order of the client ids, so that the result does not depend on who
-    finishes first.
-    """
-    ids = tuple(int(c) for c in plan.participants_of(round))
-    device = train[0].device
-    server = Context(round, ids, [keyed_generator(device, plan.seed, round, "server")], state=state)
-    total = {name: torch.zeros_like(w, dtype=torch.float64) for name, w in weights.items()}
-    weight = 1 / plan.participants  # the plan's K_t also when Poisson sampling drew more or fewer
-    for client in ids:
-        own = torch.as_tensor(partition.indices[client], device=device)
-        generators = [keyed_generator(device, plan.seed, round, client)]
-        shares = torch.tensor([weight], device=device)
-        ctx = ClientContext(
-            round, (client,), generators, shares, state, server.reports, batch_size=plan.batch_size, model=model
-        )
-        batches = plan.batches(client, len(own), round)
-        update = participate(model, weights, (train[0][own], train[1][own]), batches, plan, defense, ctx, taps)
-        update = _arrive(update, client, weights, plan, defense, server, taps)
-        for name, u in update.items():
-            total[name] += weight * u[0].double()
-    return _apply(weights, total, plan, defense, server, taps), ids
-
-
-def _arrive(
-    update: Gradient, client: int, weights: Parameters, plan: Plan, defense: Defense, server: Context, taps: Taps
-) -> Gradient:
-    """Pass one client's update through the server's on_arrival stage and its tap."""
-    if defense.on_arrival is None:
-        return update
-    key = keyed_generator(next(iter(update.values())).device, plan.seed, server.round, client, "arrival")
-    received = defense.on_arrival(update, Context(server.round, (client,), [key], state=server.state))
-    tap = Tap("received", client, server.round)
-    taps.keep(tap, {name: u[0] for name, u in received.items()}, weights, plan, defense)
-    return received
-
-
-def _apply(
-    weights: Parameters, total: Gradient, plan: Plan, defense: Defense, server: Context, taps: Taps
-) -> Parameters:
-    """Pass the weighted mean through on_aggregate and its tap, and take the server's step."""
-    mean = {name: t[None].to(weights[name].dtype) for name, t in total.items()}  # [1, …]
-    if defense.on_aggregate:
-        mean = defense.on_aggregate(mean, server)
-    aggregate = {name: m[0] for name, m in mean.items()}
-    taps.keep(Tap("aggregate", round=server.round), aggregate, weights, plan, defense)
-    return {name: w + plan.server_lr * aggregate[name] for name, w in weights.items()}
-
-
 def simulate(
     model: nn.Module,
     train: Examples,
@@ -131,6 +75,11 @@ def simulate(
     evaluation: Examples | None = None,
     evaluate_every: int = 1,
     on_round: Callable[[RoundReport], None] | None = None,
+    engine: str = "auto",
+    clients_per_chunk: int | None = None,
+    workers: int = 1,
+    checkpoint: Path | None = None,
+    resume: bool = False,
 ) -> Run:
     """Train a model federatedly under a defence and keep what stands at the taps asked for.
 
@@ -144,6 +93,20 @@ def simulate(
     taps : (stage, client, round, iteration) to keep; nothing else is
     evaluation : examples to measure the accuracy on, every `evaluate_every` rounds and after the last
     on_round : called with each round's report, e.g. a progress bar's update
+    engine : {'auto', 'stacked', 'generic'}
+        'generic' takes every example's gradient by automatic differentiation, one client at a time: any model.
+        'stacked' is several times faster for the layers that `federated.layers` knows and for defences whose local
+        stages are data. 'auto' takes it where it can. Both give equal gradients up to rounding and noise of the same
+        distribution, but not the same draws. A client whose `example` or `batch` tap is asked for takes the
+        generic path in that round.
+    clients_per_chunk : int or None
+        Clients stacked together; None: one on a CPU, where the cache is what counts, all on a GPU. On a CPU it
+        changes no bit of the result.
+    workers : int, processes with one thread each that share every round's participants; on a CPU they change no
+        bit of the result. Under ``torchrun``, with torch.distributed initialised, its processes are the workers;
+        the first one's `Run` is complete, the others' have no accuracies.
+    checkpoint : Path or None, where to keep the state after every round
+    resume : bool, continue bit-identically from the checkpoint, if there is one
 
     Raises
     ------
@@ -152,23 +115,88 @@ def simulate(
         or a tap lies outside the plan.
     """
     check_per_example(model)
-    if partition.clients != plan.clients:
-        raise InputError(f"the partition has {partition.clients} clients, the plan {plan.clients}: make them equal.")
+    positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
+    job = Job(model, train, partition, plan, defense, *_engine(model, train, plan, defense, engine, clients_per_chunk))
     kept = Taps.at(taps)
+    _check(job, kept, workers)
+    start = checkpoints.load(checkpoint, job, kept) if resume and checkpoint else None
+    if start is None:
+        weights = {name: w.to(train[0].device) for name, w in parameters_of(model).items()}
+        start = weights, defense.initial_state() if defense.initial_state else {}, []
+    watch = _Watch(evaluation, evaluate_every, on_round, checkpoint)
+    if workers == 1 or dist.is_initialized():
+        return _run(job, start, kept, watch, group_of_now())
+    with launched(workers, _help, job, start, kept) as group:
+        return _run(job, start, kept, watch, group)
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """What only the first process does: evaluate, report, keep."""
+
+    evaluation: Examples | None = None
+    every: int = 1
+    on_round: Callable[[RoundReport], None] | None = None
+    checkpoint: Path | None = None
+
+
+Start = tuple[Parameters, dict, list[tuple]]
+
+
+def _help(job: Job, start: Start, kept: Taps) -> None:
+    """Be one of the other processes."""
+    _run(job, start, kept, _Watch(), Group())
+
+
+def _run(job: Job, start: Start, kept: Taps, watch: _Watch, group: Alone | Group) -> Run:
+    """Run the rounds that are left, as one process of the group."""
+    (weights, state, past), plan = start, job.plan
+    history = [RoundReport(round, tuple(ids), score) for round, ids, score in past]
+    for round in range(len(history), plan.rounds):
+        ids = tuple(int(c) for c in plan.participants_of(round))
+        blocks = blocks_of(ids)
+        mine = block_sums(job, weights, round, group.share(blocks), state, kept)
+        weights = serve(job, weights, round, ids, group.exchange(mine, len(blocks), kept), state, kept)
+        first = group.rank == 0
+        due = first and watch.evaluation is not None and ((round + 1) % watch.every == 0 or round + 1 == plan.rounds)
+        score = accuracy(job.model, weights, watch.evaluation) if due and watch.evaluation else None
+        history.append(RoundReport(round, ids, score))
+        if first and watch.checkpoint:
+            past = [(r.round, r.participants, r.accuracy) for r in history]
+            checkpoints.save(watch.checkpoint, job, weights, state, past, kept)
+        if first and watch.on_round:
+            watch.on_round(history[-1])
+    return Run(weights, tuple(history), kept.observations, kept.truth)
+
+
+def _engine(
+    model: nn.Module, train: Examples, plan: Plan, defense: Defense, engine: str, chunk: int | None
+) -> tuple[Stack | None, int]:
+    """Return the model in the fast engine's form, or None for the generic path, and the clients per chunk."""
+    one_of(ENGINES, engine=engine)
+    form = stack(model, tuple(train[0].shape[1:])) if engine != "generic" and fusible(defense) else None
+    if engine == "stacked" and form is None:
+        reason = "the model has a layer" if fusible(defense) else f"the defence {defense.name!r} has a local rule"
+        raise InputError(f"engine = 'stacked' is not possible, since {reason} that it does not know: use 'auto'.")
+    return form, chunk or (1 if train[0].device.type == "cpu" else plan.participants)
+
+
+def _check(job: Job, kept: Taps, workers: int) -> None:
+    """Raise `InputError` unless partition, taps and workers fit the plan and the defence."""
+    plan, defense = job.plan, job.defense
+    if job.partition.clients != plan.clients:
+        raise InputError(
+            f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make them equal."
+        )
     for tap in kept.wanted:
         if tap.round >= plan.rounds or tap.client >= plan.clients or tap.iteration >= plan.local_iterations:
             raise InputError(
                 f"{tap} lies outside the plan ({plan.rounds} rounds, {plan.clients} clients, "
                 f"{plan.local_iterations} local iterations, all counted from 0)."
             )
-    weights = {name: w.to(train[0].device) for name, w in parameters_of(model).items()}
-    state = defense.initial_state() if defense.initial_state else {}
-    history = []
-    for round in range(plan.rounds):
-        weights, ids = run_round(model, weights, train, partition, plan, defense, round, state, kept)
-        due = evaluation is not None and ((round + 1) % evaluate_every == 0 or round + 1 == plan.rounds)
-        report = RoundReport(round, ids, accuracy(model, weights, evaluation) if due and evaluation else None)
-        history.append(report)
-        if on_round:
-            on_round(report)
-    return Run(weights, tuple(history), kept.observations, kept.truth)
+    at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
+    if workers > 1 and defense.initial_state and any(at_clients):
+        raise InputError(
+            f"the defence {defense.name!r} keeps a state that its clients may change, which workers would not "
+            f"share: use workers = 1 (now {workers})."
+        )

@@ -1,0 +1,184 @@
+"""One round: who trains where, in which order updates are added, and the server's step.
+
+Updates are added in float64, first within blocks of consecutive participants, then block by block. The blocks depend on
+the participants alone, so the sum has the same bits for any chunk size and any number of workers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_privacy_lib.data.partition import Partition
+from fl_privacy_lib.defenses.clipping import Gradient
+from fl_privacy_lib.defenses.noise import keyed_generator
+from fl_privacy_lib.defenses.route import ClientContext, Context, Defense
+from fl_privacy_lib.federated.participation import Tap, Taps, participate
+from fl_privacy_lib.federated.stacked import Stack
+from fl_privacy_lib.federated.stacked_participation import participate_stacked
+from fl_privacy_lib.models import Parameters
+from fl_privacy_lib.sampling import Plan
+
+Examples = tuple[torch.Tensor, torch.Tensor]
+Reports = dict[str, torch.Tensor]
+
+BLOCKS = 64  # sums that travel between workers in a round, at most
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same over all rounds of a simulation, and what every worker has to know.
+
+    Attributes
+    ----------
+    stack : the model in the fast engine's form, or None for the generic path
+    chunk : clients that the fast engine stacks
+    """
+
+    model: nn.Module
+    train: Examples
+    partition: Partition
+    plan: Plan
+    defense: Defense
+    stack: Stack | None
+    chunk: int
+
+    def positions(self, client: int, round: int) -> list[np.ndarray]:
+        """Return the positions in `train` of every local batch of a client."""
+        own = self.partition.indices[client]
+        return [own[batch] for batch in self.plan.batches(client, len(own), round)]
+
+
+def blocks_of(ids: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the participants in at most `BLOCKS` blocks of equal width (the last may be shorter).
+
+    >>> blocks_of([3, 5, 8])
+    [(3,), (5,), (8,)]
+    """
+    width = -(-len(ids) // BLOCKS) or 1
+    return [tuple(ids[i : i + width]) for i in range(0, len(ids), width)]
+
+
+def block_sums(
+    job: Job, weights: Parameters, round: int, blocks: Sequence[tuple[int, ...]], state: dict, taps: Taps
+) -> Iterator[tuple[Gradient, list[Reports]]]:
+    """Yield each block's weighted sum of received updates, in float64, and what its clients reported."""
+    ids = [client for block in blocks for client in block]
+    ends = {block[-1] for block in blocks}
+    total, reports = _zeros(weights), []
+    share = 1 / job.plan.participants  # the plan's K_t also when Poisson sampling drew more or fewer
+    for client, update, own in _updates(job, weights, round, ids, state, taps):
+        received = _arrive(job, update, client, weights, round, state, taps)
+        for name, u in received.items():
+            total[name] += share * u[0].double()
+        reports.append(own)
+        if client in ends:
+            yield total, reports
+            total, reports = _zeros(weights), []
+
+
+def _zeros(weights: Parameters) -> Gradient:
+    return {name: torch.zeros_like(w, dtype=torch.float64) for name, w in weights.items()}
+
+
+def _updates(
+    job: Job, weights: Parameters, round: int, ids: Sequence[int], state: dict, taps: Taps
+) -> Iterator[tuple[int, Gradient, Reports]]:
+    """Yield every client's update as it leaves the client, in the order of ids."""
+    for chunk in _chunks(job, round, ids, taps):
+        contexts = [_context(job, client, round, state) for client in chunk]
+        if job.stack is None or _watched(taps, chunk[0], round):
+            assert len(chunk) == 1
+            own = torch.as_tensor(job.partition.indices[chunk[0]], device=job.train[0].device)
+            data = (job.train[0][own], job.train[1][own])
+            batches = job.plan.batches(chunk[0], len(own), round)
+            updates = [participate(job.model, weights, data, batches, job.plan, job.defense, contexts[0], taps)]
+        else:
+            positions = [job.positions(client, round) for client in chunk]
+            updates = participate_stacked(
+                job.stack, weights, job.train, positions, job.plan, job.defense, contexts, taps
+            )
+        for client, update, ctx in zip(chunk, updates, contexts, strict=True):
+            yield client, update, ctx.reports
+
+
+def _watched(taps: Taps, client: int, round: int) -> bool:
+    """Return whether somebody reads inside this client's iterations: then its gradients have to be formed."""
+    return any(tap.stage in ("example", "batch") and (tap.client, tap.round) == (client, round) for tap in taps.wanted)
+
+
+def _chunks(job: Job, round: int, ids: Sequence[int], taps: Taps) -> Iterator[list[int]]:
+    """Yield the clients that are stacked together.
+
+    On a CPU only clients whose batches have equal sizes are stacked: padding changes the shape of a product and with
+    it the last bits. On a GPU, where the bits are not promised, padding costs less than standing alone.
+    """
+    on_cpu = job.train[0].device.type == "cpu"
+    unequal = job.plan.batch_sampling == "poisson"
+    width = 1 if job.stack is None or (on_cpu and unequal) else job.chunk
+    chunk: list[int] = []
+    for client in ids:
+        if _watched(taps, client, round):
+            if chunk:
+                yield chunk
+            yield [client]
+            chunk = []
+            continue
+        chunk.append(client)
+        if len(chunk) == width:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _context(job: Job, client: int, round: int, state: dict) -> ClientContext:
+    """Return the context of one participation: its own generator, weight and reports."""
+    device = job.train[0].device
+    generators = [keyed_generator(device, job.plan.seed, round, client)]
+    weight = torch.tensor([1 / job.plan.participants], device=device)
+    return ClientContext(
+        round, (client,), generators, weight, state, batch_size=job.plan.batch_size, model=job.model
+    )
+
+
+def _arrive(
+    job: Job, update: Gradient, client: int, weights: Parameters, round: int, state: dict, taps: Taps
+) -> Gradient:
+    """Pass one client's update through the server's on_arrival stage and its tap."""
+    if job.defense.on_arrival is None:
+        return update
+    key = keyed_generator(next(iter(update.values())).device, job.plan.seed, round, client, "arrival")
+    received = job.defense.on_arrival(update, Context(round, (client,), [key], state=state))
+    tap = Tap("received", client, round)
+    taps.keep(tap, {name: u[0] for name, u in received.items()}, weights, job.plan, job.defense)
+    return received
+
+
+def serve(
+    job: Job,
+    weights: Parameters,
+    round: int,
+    ids: tuple[int, ...],
+    blocks: Iterator[tuple[Gradient, list[Reports]]],
+    state: dict,
+    taps: Taps,
+) -> Parameters:
+    """Add the blocks in their order, pass the mean through on_aggregate and its tap, and take the server's step."""
+    device = job.train[0].device
+    server = Context(round, ids, [keyed_generator(device, job.plan.seed, round, "server")], state=state)
+    total = _zeros(weights)
+    for block, reports in blocks:
+        for name, t in block.items():
+            total[name] += t
+        for own in reports:
+            for name, value in own.items():
+                server.report(name, value)
+    mean = {name: t[None].to(weights[name].dtype) for name, t in total.items()}  # [1, …]
+    if job.defense.on_aggregate:
+        mean = job.defense.on_aggregate(mean, server)
+    aggregate = {name: m[0] for name, m in mean.items()}
+    taps.keep(Tap("aggregate", round=round), aggregate, weights, job.plan, job.defense)
+    return {name: w + job.plan.server_lr * aggregate[name] for name, w in weights.items()}

@@ -1,0 +1,176 @@
+"""Participations of several clients at once through the fast engine: same stages, same taps as one at a time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fl_privacy_lib.defenses.clipping import Gradient
+from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Defense, PerExample
+from fl_privacy_lib.federated.participation import Tap, Taps
+from fl_privacy_lib.federated.stacked import Stack
+from fl_privacy_lib.models import Parameters
+from fl_privacy_lib.sampling import Plan
+
+Examples = tuple[torch.Tensor, torch.Tensor]
+
+
+def fusible(defense: Defense) -> bool:
+    """Return whether a defence's local iterations are data that the engine can fuse.
+
+    Begin-of-participation draws and per-example rules of one's own see whole gradients, so they take the generic path.
+    """
+    return defense.begin_client is None and type(defense.per_example) in (PerExample, type(None))
+
+
+def local_noise(defense: Defense, batch_size: int, round: int) -> float:
+    """Return the standard deviation per coordinate of a batch mean's noise from the stages that are data.
+
+    Independent Gaussian draws add up to one Gaussian draw of the summed variance: exactly, not in the limit. B draws
+    at the examples of standard deviation s become one of s/√B on their mean.
+    """
+    rule = defense.per_example or PerExample()
+    variance = rule.example_std(batch_size, round) ** 2 / batch_size
+    late = defense.per_batch
+    if isinstance(late, BatchNoise) and type(late) is BatchNoise:
+        variance += mean_std(late.noise_scale, late.clip.bound(round), batch_size, late.divide_by) ** 2
+    return variance**0.5
+
+
+def participate_stacked(
+    stack: Stack,
+    weights: Parameters,
+    train: Examples,
+    batches: Sequence[Sequence[np.ndarray]],
+    plan: Plan,
+    defense: Defense,
+    contexts: Sequence[ClientContext],
+    taps: Taps,
+) -> list[Gradient]:
+    """Run the local iterations of several clients together and return their updates, as they leave the clients.
+
+    Parameters
+    ----------
+    stack : the model in the engine's form
+    weights : the global model, without a client axis
+    train : all examples [N, …] and labels [N]
+    batches : for each client, L arrays of positions in `train`; batches of different sizes are padded and masked
+    contexts : one for each client, alone: what a stage sees does not depend on who is stacked beside it
+
+    Returns
+    -------
+    one update a client, tensors [1, …], after per_client
+    """
+    start = stack.pack(weights, len(contexts))
+    flat, step = start.clone(), torch.empty_like(start)
+    for iteration in range(plan.local_iterations):
+        index, mask = _together([own[iteration] for own in batches], train[0].device)
+        x, y = train[0][index], train[1][index]
+        _fill(step, contexts, local_noise(defense, plan.batch_size, contexts[0].round) * plan.batch_size)
+        norms = _add(stack, flat, x, y, mask, defense, contexts[0].round, step)
+        for i, ctx in enumerate(contexts):
+            ctx.iteration = iteration
+            count = len(batches[i][iteration])
+            ctx.examples = (x[i : i + 1, :count], y[i : i + 1, :count])
+            ctx.norms = {name: n[i : i + 1, :count] for name, n in norms.items()} or None
+        if defense.per_batch is None or type(defense.per_batch) is BatchNoise:
+            flat.add_(step, alpha=-plan.local_lr / plan.batch_size)
+        else:
+            _step_by_stage(stack, flat, step, plan, defense, contexts)
+    updates = []
+    for i, ctx in enumerate(contexts):
+        update = {name: u.contiguous() for name, u in stack.unpack(flat[i : i + 1] - start[i : i + 1]).items()}
+        update = defense.per_client(update, ctx) if defense.per_client else update
+        updates.append(update)
+        _keep(update, np.concatenate(batches[i]), weights, train, plan, defense, ctx, taps)
+    return updates
+
+
+def _together(batches: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the positions of all clients' batches, [k, B], and a mask [k, B] where some had to be padded."""
+    sizes = np.array([len(batch) for batch in batches])
+    longest = sizes.max()
+    padded = np.zeros((len(batches), longest), dtype=np.int64)
+    for row, batch in zip(padded, batches, strict=True):
+        row[: len(batch)] = batch
+    index = torch.from_numpy(padded).to(device)
+    if (sizes == longest).all():
+        return index, None
+    return index, torch.from_numpy(np.arange(longest) < sizes[:, None]).to(device, torch.float32)
+
+
+def _fill(step: torch.Tensor, contexts: Sequence[ClientContext], std: float) -> None:
+    """Write every client's noise, from its own generator, where its gradients will be added."""
+    if std == 0:
+        step.zero_()
+        return
+    for row, ctx in zip(step, contexts, strict=True):
+        row.normal_(0, std, generator=ctx.generators[0])
+
+
+def _add(
+    stack: Stack,
+    flat: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mask: torch.Tensor | None,
+    defense: Defense,
+    round: int,
+    step: torch.Tensor,
+) -> Gradient:
+    """Add the clipped gradients of every client's batch to step [k, P] and return their norms."""
+    if x.shape[1] == 0:
+        return {}
+    clip = defense.per_example.clip if defense.per_example else None
+    own_stage = defense.per_batch is not None and type(defense.per_batch) is not BatchNoise
+    if clip is None and mask is None and not own_stage:
+        return stack.add_gradients(flat, x, y, None, step)
+    done = 0
+
+    def factors(norms: Gradient) -> Gradient:
+        nonlocal done
+        scale = clip.factors(norms, round) if clip else {name: torch.ones_like(n) for name, n in norms.items()}
+        if mask is not None:
+            width = next(iter(norms.values())).shape[1]
+            scale = {name: f * mask[:, done : done + width] for name, f in scale.items()}
+            done += width
+        return scale
+
+    return stack.add_gradients(flat, x, y, factors, step)
+
+
+def _step_by_stage(
+    stack: Stack,
+    flat: torch.Tensor,
+    step: torch.Tensor,
+    plan: Plan,
+    defense: Defense,
+    contexts: Sequence[ClientContext],
+) -> None:
+    """Pass every client's batch mean through a per_batch stage of one's own, and take the step."""
+    assert defense.per_batch is not None
+    for i, ctx in enumerate(contexts):
+        mean = {name: g.contiguous() for name, g in stack.unpack(step[i : i + 1] / plan.batch_size).items()}
+        changed = defense.per_batch(mean, ctx)
+        for name, w in stack.unpack(flat[i : i + 1]).items():
+            w.sub_(plan.local_lr * changed[name])
+
+
+def _keep(
+    update: Gradient,
+    used: np.ndarray,
+    weights: Parameters,
+    train: Examples,
+    plan: Plan,
+    defense: Defense,
+    ctx: ClientContext,
+    taps: Taps,
+) -> None:
+    """Keep what stands at the taps 'update' and 'received', and the examples behind it."""
+    for stage in ("update", "received"):
+        tap = Tap(stage, ctx.clients[0], ctx.round)
+        if tap in taps.wanted:
+            positions = torch.from_numpy(np.unique(used)).to(train[0].device)
+            truth = (train[0][positions], train[1][positions])
+            taps.keep(tap, {name: u[0] for name, u in update.items()}, weights, plan, defense, truth)

@@ -117,7 +117,7 @@ def test_a_large_batch_is_the_sum_of_its_slices(batch, scope):
     clip = Clip(0.3, scope)
     flat = form.pack(weights, 1)
     out = torch.zeros_like(flat)
-    norms = form.add_gradients(flat, x, y, clip.factors, out)
+    norms = form.add_gradients(form.views(flat), x, y, clip.factors, form.sums(out))
     gradients = example_gradients(model, {name: w[None] for name, w in weights.items()}, x, y)
     expected = {name: g.sum(1).double() for name, g in clip(gradients, leading=2).items()}
     assert oracles.relative_distance(form.unpack(out), expected) <= 1e-5
@@ -150,9 +150,10 @@ def test_every_layer_s_gradients_are_autograd_s(kind, soft):
     form, weights = stack(model, (2, 14, 15)), parameters_of(model)
     flat = form.pack(weights, 2)
     out = torch.zeros_like(flat)
-    form.add_gradients(flat, x, y, lambda norms: {n: torch.ones_like(v) for n, v in norms.items()}, out)
+    views = form.views(flat)
+    form.add_gradients(views, x, y, lambda norms: {n: torch.ones_like(v) for n, v in norms.items()}, form.sums(out))
     plain = torch.zeros_like(flat)
-    form.add_gradients(flat, x, y, None, plain)
+    form.add_gradients(views, x, y, None, form.sums(plain))
     gradients = example_gradients(model, {name: w.expand(2, *w.shape) for name, w in weights.items()}, x, y)
     expected = {name: g.sum(1).double() for name, g in gradients.items()}
     assert oracles.relative_distance(form.unpack(out), expected) <= 2e-6
@@ -166,7 +167,7 @@ def test_pixels_that_tie_send_their_gradient_to_one_place():
     form, weights = stack(model, (1, 28, 28)), parameters_of(model)
     flat = form.pack(weights, 1)
     out = torch.zeros_like(flat)
-    form.add_gradients(flat, x, y, None, out)
+    form.add_gradients(form.views(flat), x, y, None, form.sums(out))
     gradients = example_gradients(model, {name: w[None] for name, w in weights.items()}, x, y)
     assert oracles.relative_distance(form.unpack(out), {n: g.sum(1).double() for n, g in gradients.items()}) <= 1e-5
 

@@ -33,7 +33,8 @@ class Contraction:
     def norms(self) -> torch.Tensor:
         """Return the ℓ2 norm of every example's gradient, [k, B]."""
         if self.left.shape[2] == 1:
-            return self.left.norm(dim=(2, 3)) * self.right.norm(dim=(2, 3))
+            left, right = torch.linalg.vector_norm(self.left, dim=-1), torch.linalg.vector_norm(self.right, dim=-1)
+            return (left * right)[:, :, 0]
         return torch.linalg.vector_norm(self.formed(), dim=-1)
 
     def add_to(self, out: torch.Tensor, factors: torch.Tensor | None) -> None:

@@ -102,11 +102,10 @@ class Convolution:
         """Return the patches of x: [k, B, T, kh·kw·channels], in the first layer as a view of the transposed."""
         k, batch = x.shape[:2]
         size = self._size((x.shape[2], x.shape[3]))
-        x = F.pad(x, (0, 0, self.padding[1], self.padding[1], self.padding[0], self.padding[0]))
-        if not any(self.padding) and not self.first:
+        if any(self.padding):
+            x = F.pad(x, (0, 0, self.padding[1], self.padding[1], self.padding[0], self.padding[0]))
+        if x.stride(0) != batch * x.stride(1):
             x = x.contiguous()
-        elif self.first:
-            x = x.permute(0, 1, 4, 2, 3).contiguous().permute(0, 1, 3, 4, 2)
         _, image, row, column, channel = x.stride()
         (kh, kw), (sy, sx), (dy, dx) = self.kernel, self.stride, self.dilation
         height, width = size
@@ -117,7 +116,7 @@ class Convolution:
                 (k * batch, *patch, height, width), (image, *steps, sy * row, sx * column), x.storage_offset()
             )
             return view.reshape(k, batch, kh * kw * self.channels, height * width).transpose(2, 3)
-        if dx == 1:  # a row of a patch is one run: said so, the copy is five times faster
+        if dx == 1 and column == self.channels:  # a row of a patch is one run: said so, the copy is five times faster
             patch, steps = (kh, kw * self.channels), (dy * row, channel)
         view = x.as_strided(
             (k * batch, height, width, *patch), (image, sy * row, sx * column, *steps), x.storage_offset()

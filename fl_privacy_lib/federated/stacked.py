@@ -19,6 +19,7 @@ from fl_privacy_lib.models import Parameters
 
 BATCH_SLICE = 32  # examples of one client at a time: what lies in a core's cache; large batches go slice by slice
 
+Views = list[dict[str, torch.Tensor]]  # by layer, then by the short name of its tensor
 Factors = Callable[[Gradient], Gradient]  # norms [k, B] by parameter name → clipping factors [k, B]
 
 
@@ -80,17 +81,33 @@ class Stack:
         """Return views [k, *parameter shape] of the flat memory, by name."""
         return {slot.name: slot.view(flat) for slot in self.slots}
 
+    def views(self, flat: torch.Tensor) -> Views:
+        """Return each layer's tensors as views of the flat memory; they stay valid while it is changed in place."""
+        weights: Views = [{} for _ in self.layers]
+        for slot in self.slots:
+            weights[slot.layer][slot.short] = slot.view(flat)
+        return weights
+
+    def sums(self, out: torch.Tensor) -> list[torch.Tensor]:
+        """Return each parameter's part [k, size] of the memory [k, P] where gradients are added."""
+        return [out[:, slot.start : slot.start + slot.size] for slot in self.slots]
+
     def add_gradients(
-        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, factors: Factors | None, out: torch.Tensor
+        self,
+        weights: Views,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        factors: Factors | None,
+        sums: list[torch.Tensor],
     ) -> Gradient:
-        """Add the sum of the examples' gradients, each clipped, to out.
+        """Add the sum of the examples' gradients, each clipped, to sums.
 
         Parameters
         ----------
-        flat : weights [k, P]
+        weights : from `views`
         x, y : examples [k, B, …] and labels
         factors : from norms to what each example is multiplied with; None: no norms are taken
-        out : [k, P]
+        sums : from `sums`
 
         Returns
         -------
@@ -98,19 +115,16 @@ class Stack:
         """
         norms: Gradient = {}
         for part in _slices(x.shape[1]):
-            found = self._contractions(flat, x[:, part], y[:, part])
+            found = self._contractions(weights, x[:, part], y[:, part])
             own = {slot.name: found[slot.name].norms() for slot in self.slots} if factors else {}
             scale = factors(own) if factors else {}
-            for slot in self.slots:
-                found[slot.name].add_to(out[:, slot.start : slot.start + slot.size], scale.get(slot.name))
+            for slot, part_of_out in zip(self.slots, sums, strict=True):
+                found[slot.name].add_to(part_of_out, scale.get(slot.name))
             norms = {name: torch.cat([norms[name], n], 1) for name, n in own.items()} if norms else own
         return norms
 
-    def _contractions(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> dict[str, Contraction]:
+    def _contractions(self, weights: Views, x: torch.Tensor, y: torch.Tensor) -> dict[str, Contraction]:
         """Run the network forwards and backwards, and return each parameter's gradients as contractions."""
-        weights: list[dict[str, torch.Tensor]] = [{} for _ in self.layers]
-        for slot in self.slots:
-            weights[slot.layer][slot.short] = slot.view(flat)
         if self.crop:
             x = x[..., : self.crop[0], : self.crop[1]].permute(0, 1, 3, 4, 2)
         kept = []

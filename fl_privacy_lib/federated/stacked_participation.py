@@ -9,7 +9,7 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Defense, PerExample
 from fl_privacy_lib.federated.participation import Tap, Taps
-from fl_privacy_lib.federated.stacked import Stack
+from fl_privacy_lib.federated.stacked import Stack, Views
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
@@ -64,17 +64,16 @@ def participate_stacked(
     """
     start = stack.pack(weights, len(contexts))
     flat, step = start.clone(), torch.empty_like(start)
+    views, sums = stack.views(flat), stack.sums(step)
+    fused = defense.per_batch is None or type(defense.per_batch) is BatchNoise
     for iteration in range(plan.local_iterations):
         index, mask = _together([own[iteration] for own in batches], train[0].device)
         x, y = train[0][index], train[1][index]
         _fill(step, contexts, local_noise(defense, plan.batch_size, contexts[0].round) * plan.batch_size)
-        norms = _add(stack, flat, x, y, mask, defense, contexts[0].round, step)
-        for i, ctx in enumerate(contexts):
-            ctx.iteration = iteration
-            count = len(batches[i][iteration])
-            ctx.examples = (x[i : i + 1, :count], y[i : i + 1, :count])
-            ctx.norms = {name: n[i : i + 1, :count] for name, n in norms.items()} or None
-        if defense.per_batch is None or type(defense.per_batch) is BatchNoise:
+        norms = _add(stack, views, x, y, mask, defense, contexts[0].round, sums)
+        if not fused or iteration == plan.local_iterations - 1:
+            _tell(contexts, iteration, x, y, norms, [len(own[iteration]) for own in batches])
+        if fused:
             flat.add_(step, alpha=-plan.local_lr / plan.batch_size)
         else:
             _step_by_stage(stack, flat, step, plan, defense, contexts)
@@ -91,12 +90,12 @@ def _together(batches: Sequence[np.ndarray], device: torch.device) -> tuple[torc
     """Return the positions of all clients' batches, [k, B], and a mask [k, B] where some had to be padded."""
     sizes = np.array([len(batch) for batch in batches])
     longest = sizes.max()
+    if (sizes == longest).all():
+        return torch.from_numpy(np.stack(batches)).to(device), None
     padded = np.zeros((len(batches), longest), dtype=np.int64)
     for row, batch in zip(padded, batches, strict=True):
         row[: len(batch)] = batch
     index = torch.from_numpy(padded).to(device)
-    if (sizes == longest).all():
-        return index, None
     return index, torch.from_numpy(np.arange(longest) < sizes[:, None]).to(device, torch.float32)
 
 
@@ -109,23 +108,38 @@ def _fill(step: torch.Tensor, contexts: Sequence[ClientContext], std: float) -> 
         row.normal_(0, std, generator=ctx.generators[0])
 
 
+def _tell(
+    contexts: Sequence[ClientContext],
+    iteration: int,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    norms: Gradient,
+    counts: Sequence[int],
+) -> None:
+    """Tell every client's context the iteration, its examples and their norms: what its own stages may read."""
+    for i, (ctx, count) in enumerate(zip(contexts, counts, strict=True)):
+        ctx.iteration = iteration
+        ctx.examples = (x[i : i + 1, :count], y[i : i + 1, :count])
+        ctx.norms = {name: n[i : i + 1, :count] for name, n in norms.items()} or None
+
+
 def _add(
     stack: Stack,
-    flat: torch.Tensor,
+    views: Views,
     x: torch.Tensor,
     y: torch.Tensor,
     mask: torch.Tensor | None,
     defense: Defense,
     round: int,
-    step: torch.Tensor,
+    sums: list[torch.Tensor],
 ) -> Gradient:
-    """Add the clipped gradients of every client's batch to step [k, P] and return their norms."""
+    """Add the clipped gradients of every client's batch to sums and return their norms."""
     if x.shape[1] == 0:
         return {}
     clip = defense.per_example.clip if defense.per_example else None
     own_stage = defense.per_batch is not None and type(defense.per_batch) is not BatchNoise
     if clip is None and mask is None and not own_stage:
-        return stack.add_gradients(flat, x, y, None, step)
+        return stack.add_gradients(views, x, y, None, sums)
     done = 0
 
     def factors(norms: Gradient) -> Gradient:
@@ -137,7 +151,7 @@ def _add(
             done += width
         return scale
 
-    return stack.add_gradients(flat, x, y, factors, step)
+    return stack.add_gradients(views, x, y, factors, sums)
 
 
 def _step_by_stage(

@@ -43,6 +43,9 @@ test: setup ## run the tests
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/mypy
 
+bench: setup ## measure the engines into results/measured/performance.csv and print ratios (5 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m fl_privacy_lib.reproduction.bench
+
 serve: setup ## serve the built book on this machine
 	@$(RUN) serve
 

@@ -3,5 +3,6 @@
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.federated.participation import Observation, Tap
 from fl_privacy_lib.federated.simulation import Run, accuracy, simulate
+from fl_privacy_lib.federated.workers import WorkerError
 
-__all__ = ["Observation", "Run", "Tap", "accuracy", "example_gradients", "simulate"]
+__all__ = ["Observation", "Run", "Tap", "WorkerError", "accuracy", "example_gradients", "simulate"]

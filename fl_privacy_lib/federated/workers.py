@@ -7,7 +7,6 @@ The same code runs where somebody else started the processes (``torchrun``) and 
 
 import os
 import pickle
-import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -147,9 +146,7 @@ def launched(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator
 
 
 def _join(rank: int, size: int, folder: str) -> None:
-    """Join the group over a file, since a port could be taken, and the loopback, since a host name need not resolve."""
-    if any(name == "lo" for _, name in socket.if_nameindex()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    """Join the group over a file, since a port could be taken."""
     store = dist.FileStore(os.path.join(folder, "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(hours=24))
 

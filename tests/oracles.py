@@ -1,4 +1,4 @@
-"""Naive references for the tests: loops over clients, iterations and examples, sharing no code with the library."""
+"""Naive references for the tests: plain loops that share no code with the library."""
 
 import copy
 import math
@@ -121,7 +121,12 @@ def invert_score_test(successes: int, trials: int, z: float) -> tuple[float, flo
 
 
 def dlg_one_victim(
-    model: nn.Module, target: Tensors, label: torch.Tensor, start: torch.Tensor, iterations: int, stop_loss: float
+    model: nn.Module,
+    target: Tensors,
+    label: torch.Tensor,
+    start: torch.Tensor,
+    iterations: int,
+    stop_loss: float,
 ) -> tuple[torch.Tensor, float, str]:
     """Attack one gradient with torch.optim.LBFGS and plain double backward, as the published code does.
 

@@ -123,7 +123,7 @@ def unbounded(defense: "Defense", tap: str, sensitivity: str | None = None) -> R
     if defense.per_example is None and all(name == "per_batch" for name, _ in noisy):
         return "no clipping", "the noise covers no bound, since no example's gradient is clipped: ε = ∞."
     for _, stage in noisy:
-        kind = sensitivity or getattr(stage, "sensitivity", "bound")
+        kind = sensitivity or str(getattr(stage, "sensitivity", "bound"))
         one_of(("bound", "l2_max"), sensitivity=kind)
         if kind == "l2_max":
             return (

@@ -149,9 +149,15 @@ def simulate(
     ------
     InputError
         If the model mixes the examples of a batch, the partition has another number of clients than the plan,
-        or a tap lies outside the plan.
+        a tap lies outside the plan, or noise per example meets Poisson batches (the noise on the batch would
+        depend on the batch's secret size).
     """
     check_per_example(model)
+    if plan.batch_sampling == "poisson" and defense.per_example and defense.per_example.noise_scale:
+        raise InputError(
+            f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number of examples varies "
+            "and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp(\"batch\")."
+        )
     if partition.clients != plan.clients:
         raise InputError(f"the partition has {partition.clients} clients, the plan {plan.clients}: make them equal.")
     kept = Taps.at(taps)

@@ -1,4 +1,4 @@
-"""Reconstruction by gradient matching, for many victims in one call."""
+"""Reconstruction by gradient matching, for many victims in one call. Taught in notebook 01."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -132,7 +132,8 @@ def dlg_one_victim(
 
     Returns
     -------
-    the iterate with the least objective [C, H, W], that objective, and 'converged', 'diverged' or 'budget'
+    the iterate with the least objective [C, H, W], that objective, and 'converged', 'budget' or 'diverged'
+    (no number any more, or a pixel beyond 1,000, where a sigmoid network has no gradient)
     """
     dummy = start.clone().requires_grad_(True)
     optimiser = torch.optim.LBFGS([dummy], lr=1.0, max_iter=20)
@@ -153,8 +154,8 @@ def dlg_one_victim(
     best, image = math.inf, start
     for _ in range(iterations):
         optimiser.step(closure)
-        value = float(objective())
-        if not math.isfinite(value):
+        value = float(objective().detach())
+        if not math.isfinite(value) or float(dummy.detach().abs().max()) > 1e3:
             return image, best, "diverged"
         if value < best:
             best, image = value, dummy.detach().clone()

@@ -294,11 +294,13 @@ def test_a_kept_observation_is_a_copy():
     assert same(run.observations[tap].values, before)
 
 
-def test_an_aggregate_belongs_to_no_client_whatever_the_tap_says():
+def test_a_tap_ignores_the_client_or_iteration_that_its_stage_has_not():
     model, train, partition = setting("mlp")
-    taps = [Tap("aggregate"), Tap("aggregate", client=2)]
-    seen = simulate(model, train, partition, plan_of(), non_private(), taps=taps).observations
+    taps = [Tap("aggregate", client=2), Tap("update", 1, iteration=1), Tap("received", 1, 0, 7)]
+    seen = simulate(model, train, partition, plan_of(participants=4), non_private(), taps=taps).observations
+    assert set(seen) == {Tap("aggregate"), Tap("update", 1), Tap("received", 1)}
     assert all(tap in seen for tap in taps)
+    assert Tap("batch", 1, 0, 1) != Tap("batch", 1) and Tap("update", 1) != Tap("update", 2)
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Re
         shift = float(together)
     else:
         passes *= repeats
-        reasons = [("uses", f"the passes over a client's data use the example {passes} time(s) in a participation.")]
+        reasons = [("uses", f"passing over the client's data makes {passes} use(s) of the example in a participation.")]
         shift = math.sqrt(together)  # Σk² ≤ uses · max k over the batches
     if repeats > 1:
         reasons.append(("repeats", f"one client holds it {repeats} times; up to {together} may fall in one batch."))

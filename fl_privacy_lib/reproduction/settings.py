@@ -101,7 +101,10 @@ class CountingPrivacy(Settings):
     """Parameters of notebook 03, `counting_privacy`: a training of the reader's own, whose ε is stated twice."""
 
     chapter: ClassVar[str] = "03"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"smoke": {"curve_points": 8}, "full": {"curve_points": 200}}
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "smoke": {"curve_points": 8, "second_library": False},
+        "full": {"curve_points": 200},
+    }
     method: Literal["fed_cdp_example", "fed_cdp_batch", "fed_sdp_client", "fed_sdp_server", "non_private"] = Field(
         "fed_cdp_batch", description="what is run; the word after the last underscore says where noise enters"
     )
@@ -135,6 +138,7 @@ class CountingPrivacy(Settings):
         "update", description="where the adversary of the proved statement reads"
     )
     curve_points: int = Field(60, ge=4, le=10_000, description="points on each curve of the figures")
+    second_library: bool = Field(True, description="compare with TensorFlow Privacy where it is installed")
     device: Device = Field("auto", description="named in the records; accounting uses the CPU alone")
 
     @model_validator(mode="after")

@@ -34,8 +34,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for an input to mend, 130 when interrupted."""
-    options = parser().parse_args(arguments)
+    options, late = parser().parse_known_args(arguments)
     try:
+        if hasattr(options, "parameters"):  # argparse takes positional words only before the first option
+            options.parameters += [word for word in late if not word.startswith("-")]
+            late = [word for word in late if word.startswith("-")]
+        if late:
+            raise InputError(f"{late[0]!r} is not understood: see python -m fl_privacy_lib {options.command} --help.")
         return _dispatch(options)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -119,4 +119,5 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
     rate, weight = successes / trials, z * z / trials
     centre = (rate + weight / 2) / (1 + weight)
     half = z * math.sqrt(rate * (1 - rate) / trials + weight / (4 * trials)) / (1 + weight)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # rounding must not put a bound on the wrong side of the rate
+    return max(0.0, min(centre - half, rate)), min(1.0, max(centre + half, rate))

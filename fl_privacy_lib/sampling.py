@@ -64,8 +64,9 @@ class Plan:
       its own bound (neighbours that differ by replacing); the Poisson accountant does not cover it.
     - Batches ``one_pass_fixed``: each client has one order for all rounds, and the batches follow it. An
       example is used at the same iteration whenever its client takes part. No amplification inside a
-      participation: the event is one use (or `uses_per_participation`) at rate K_t / K, over T rounds, and
-      not L T events at a rate of B K_t / N.
+      participation: one use (or `uses_per_participation`) for each time its client takes part, and not L T events
+      at a rate of B K_t / N. Counting T events at rate K_t / K is exact only where the client's other gradients
+      do not betray that it takes part; where they do, the rate shrinks δ, not ε (`fl_privacy_lib.audit`).
     - ``one_pass_shuffled``: a fresh order in each round. The iteration that uses an example is secret, but
       exactly one does, so the iterations of a round depend on each other. Poisson accounting is an
       approximation here; what is counted for ``one_pass_fixed`` is a bound.

@@ -1,4 +1,4 @@
-"""Naive references for the tests: loops over clients, iterations and examples, sharing no code with the library."""
+"""Naive references for the tests: plain loops that share no code with the library."""
 
 import copy
 import math
@@ -121,13 +121,19 @@ def invert_score_test(successes: int, trials: int, z: float) -> tuple[float, flo
 
 
 def dlg_one_victim(
-    model: nn.Module, target: Tensors, label: torch.Tensor, start: torch.Tensor, iterations: int, stop_loss: float
+    model: nn.Module,
+    target: Tensors,
+    label: torch.Tensor,
+    start: torch.Tensor,
+    iterations: int,
+    stop_loss: float,
 ) -> tuple[torch.Tensor, float, str]:
     """Attack one gradient with torch.optim.LBFGS and plain double backward, as the published code does.
 
     Returns
     -------
-    the iterate with the least objective [C, H, W], that objective, and 'converged', 'diverged' or 'budget'
+    the iterate with the least objective [C, H, W], that objective, and 'converged', 'budget' or 'diverged'
+    (no number any more, or a pixel beyond 1,000, where a sigmoid network has no gradient)
     """
     dummy = start.clone().requires_grad_(True)
     optimiser = torch.optim.LBFGS([dummy], lr=1.0, max_iter=20)
@@ -148,8 +154,8 @@ def dlg_one_victim(
     best, image = math.inf, start
     for _ in range(iterations):
         optimiser.step(closure)
-        value = float(objective())
-        if not math.isfinite(value):
+        value = float(objective().detach())
+        if not math.isfinite(value) or float(dummy.detach().abs().max()) > 1e3:
             return image, best, "diverged"
         if value < best:
             best, image = value, dummy.detach().clone()

@@ -110,7 +110,7 @@ def test_the_coding_exercise_of_chapter_01_can_be_solved_and_failed():
     for kind, text, *_ in cells(NOTEBOOKS[0]):
         if kind == "code" and "def check_my_label" in text:
             source["check"] = text.partition("\n\n\ntry:")[0]
-    solutions = (ROOT / "book" / "solutions.md").read_text()
+    solutions = (ROOT / "book" / "solutions_01.md").read_text()
     source["solution"] = re.search(r"```python\n(def my_label.*?)```", solutions, re.S).group(1)
     generator = torch.Generator().manual_seed(0)
     module = types.ModuleType("exercise")

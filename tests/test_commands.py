@@ -52,6 +52,8 @@ def test_wrong_parameters(verb):
     one_sentence(command(verb, "01", "clip_nrom=1"), "clip_nrom", "did you mean clip_norm")
     one_sentence(command(verb, "99"), "99")
     one_sentence(command(verb, "01", "--profile", "fast"), "fast", "quick")
+    one_sentence(command(verb, "01", "--profile", "smoke", "clip_norm=-1"), "clip_norm", "-1")
+    one_sentence(command(verb, "01", "--fast"), "--fast")
 
 
 @pytest.mark.usefixtures("untouched")
@@ -77,6 +79,13 @@ def test_a_truncated_file_is_named(tmp_path, data_root):
     broken.chmod(0o644)
     broken.write_bytes(broken.read_bytes()[:100_000])
     one_sentence(command("run", "01", "dataset=mnist", data=tmp_path), "train-images-idx3-ubyte.gz", "damaged")
+
+
+def test_make_passes_parameters_on():
+    done = subprocess.run(
+        ["make", "run", "NB=01", "P=clip_norm=-1 seed=3"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode and "error: clip_norm = '-1'" in done.stderr
 
 
 def test_no_gpu_and_no_space_are_said_at_once(monkeypatch, tmp_path):

@@ -256,8 +256,9 @@ def test_the_bits_do_not_depend_on_the_chunk(name):
 def test_a_tap_inside_the_iterations_changes_no_other_client():
     model, train, partition = scene("mlp", 3)
     places = [Tap("update", 0), Tap("update", 2)]
-    plain = simulate(model, train, partition, plan_of(), fed_cdp(), taps=places)
-    watched = simulate(model, train, partition, plan_of(), fed_cdp(), taps=[*places, Tap("example", 1)])
+    plain = simulate(model, train, partition, plan_of(), fed_cdp(), taps=places, engine="auto")
+    more = [*places, Tap("example", 1)]
+    watched = simulate(model, train, partition, plan_of(), fed_cdp(), taps=more, engine="auto")
     for place in places:
         assert same(plain.observations[place].values, watched.observations[place].values)
     example = watched.observations[Tap("example", 1)]
@@ -300,9 +301,9 @@ def test_stages_of_one_s_own_see_norms_and_examples():
 @pytest.mark.parametrize("defense", [fed_cdp(clip_norm=0.5), STATELESS, fed_sdp()], ids=lambda d: d.name)
 def test_the_bits_do_not_depend_on_the_workers(defense):
     model, train, partition = scene("mlp", 5)
-    plan = plan_of(5, rounds=2, batch_sampling="poisson")
+    plan = plan_of(5, rounds=2)
     taps = [Tap("update", 4, 1), Tap("example", 3), Tap("aggregate", round=1)]
-    one, two = (simulate(model, train, partition, plan, defense, taps=taps, workers=w) for w in (1, 2))
+    one, two = (simulate(model, train, partition, plan, defense, taps=taps, workers=w, engine="auto") for w in (1, 2))
     assert same(one.weights, two.weights) and one.history == two.history
     assert set(one.observations) == set(two.observations) == set(taps) and set(one.truth) == set(two.truth)
     for tap in taps:

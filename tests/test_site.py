@@ -22,8 +22,8 @@ FLAGS = (
 
 @pytest.fixture(scope="session")
 def site() -> Path:
-    """Return the folder of the built book; build it at the smoke profile if it is not there."""
-    if not (book.HTML / "index.html").exists():
+    """Return the folder of the built book; build it at the smoke profile if a page is missing."""
+    if not all((book.HTML / name).exists() for name in ("index.html", *pages_of(book.HTML))):
         book.build("smoke")
     return book.HTML
 

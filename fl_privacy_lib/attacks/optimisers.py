@@ -16,8 +16,9 @@ class LBFGS:
     """Limited-memory BFGS without line search, one two-loop recursion a row.
 
     It takes the steps of ``torch.optim.LBFGS(lr=learning_rate)``, which the published attacks use: one attack
-    iteration is 20 steps, the very first of which has length min(1, 1/‖g‖₁). Two guards are added: a curvature
-    pair with y·s ≤ 1e-10 is left out, and a direction that does not descend restarts the row's history.
+    iteration is 20 steps, the very first of which has length min(1, 1/‖g‖₁). Two guards are added. A curvature
+    pair with y·s ≤ 1e-10 is left out, as there, but until a first pair is found every step keeps the short length
+    (torch goes on with a whole, unscaled gradient). And a direction that does not descend restarts the row's history.
 
     Parameters
     ----------

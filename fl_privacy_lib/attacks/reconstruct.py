@@ -1,4 +1,4 @@
-"""Reconstruction by gradient matching, for many victims in one call."""
+"""Reconstruction by gradient matching, for many victims in one call. Taught in notebook 01."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -163,8 +163,9 @@ def reconstruct(
     device = labels.device
     starts = [keyed_generator(device, attack.seed, "start", row) for row in range(len(observations))]
 
-    def fresh() -> torch.Tensor:
-        return torch.stack([start(attack.start, batch_size, shape, g).flatten() for g in starts])  # [V, n]
+    def fresh(rows: torch.Tensor) -> torch.Tensor:
+        # a generator for each victim: its k-th start does not depend on how often others began anew
+        return torch.stack([start(attack.start, batch_size, shape, starts[r]).flatten() for r in rows.tolist()])
 
     return _minimise(evaluate, fresh, labels, shape, attack, snapshots, on_iteration)
 
@@ -172,7 +173,7 @@ def reconstruct(
 def _minimise(evaluate, fresh, labels, shape, attack, snapshots, on_iteration) -> Reconstruction:
     """Run the optimiser until every row has stopped."""
     victims, batch = labels.shape
-    x = fresh()
+    x = fresh(torch.arange(victims))  # [V, n]
     progress = _Progress(x, attack)
     optimiser = OPTIMISERS[attack.optimiser](x, attack.learning_rate)
     rows = torch.arange(victims, device=x.device)
@@ -185,7 +186,9 @@ def _minimise(evaluate, fresh, labels, shape, attack, snapshots, on_iteration) -
         loss, at = optimiser.advance(lambda x, rows=rows: evaluate(x, rows))
         done, again = progress.update(rows, loss, at)
         if again.any():
-            optimiser.restart(again, fresh()[rows])
+            x = optimiser.x.clone()
+            x[again] = fresh(rows[again])
+            optimiser.restart(again, x)
         if iteration in snapshots:
             kept[iteration] = images()
         if on_iteration:

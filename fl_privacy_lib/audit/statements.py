@@ -132,7 +132,7 @@ def _as_counted(defense: Defense, plan: Plan, holding: Holding, delta: float, un
     """Return the papers' own count: σ as multiplier, Poisson sampling, moments accountant."""
     local = max(_scale(defense.per_batch), _scale(defense.per_example))
     remote = max(_scale(defense.per_client), _scale(defense.on_arrival))
-    say = "everyone of whom the accountant knows nothing: who sees what, and who took part, is no part of it"
+    say = "whoever cannot see who takes part; the paper does not say so"
     noise = local or remote
     if not noise:
         return Statement("as the paper counts", INFINITE, delta, unit, "add_remove", "none", "none", say,

@@ -21,7 +21,7 @@ def layer_norms(gradient: Gradient, leading: int) -> Gradient:
     -------
     tensors [*leading axes] by the same names
     """
-    return {name: torch.linalg.vector_norm(g.flatten(leading), dim=-1) for name, g in gradient.items()}
+    return {name: torch.linalg.vector_norm(g[..., None].flatten(leading), dim=-1) for name, g in gradient.items()}
 
 
 def scaled(gradient: Gradient, factors: Gradient) -> Gradient:

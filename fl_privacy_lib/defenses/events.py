@@ -123,7 +123,7 @@ def unbounded(defense: "Defense", tap: str, sensitivity: str | None = None) -> R
     if defense.per_example is None and all(name == "per_batch" for name, _ in noisy):
         return "no clipping", "the noise covers no bound, since no example's gradient is clipped: ε = ∞."
     for _, stage in noisy:
-        kind = sensitivity or getattr(stage, "sensitivity", "bound")
+        kind = sensitivity or str(getattr(stage, "sensitivity", "bound"))
         one_of(("bound", "l2_max"), sensitivity=kind)
         if kind == "l2_max":
             return (
@@ -254,7 +254,7 @@ def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Re
         shift = float(together)
     else:
         passes *= repeats
-        reasons = [("uses", f"the passes over a client's data use the example {passes} time(s) in a participation.")]
+        reasons = [("uses", f"passing over the client's data makes {passes} use(s) of the example in a participation.")]
         shift = math.sqrt(together)  # Σk² ≤ uses · max k over the batches
     if repeats > 1:
         reasons.append(("repeats", f"one client holds it {repeats} times; up to {together} may fall in one batch."))

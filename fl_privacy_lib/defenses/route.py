@@ -6,6 +6,7 @@
 The first three stages run at the client, the last two at the server. Every defence of the five papers is a
 filling of these stages, and every adversary reads one tap: type 2 is ``example``, type 1 ``update``, type 0
 ``received``. A server that is curious before it adds its noise reads ``update`` as well.
+Taught in notebook 01.
 """
 
 from collections.abc import Callable, Sequence

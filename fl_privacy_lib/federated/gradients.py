@@ -39,5 +39,7 @@ def example_gradients(model: nn.Module, weights: Parameters, x: torch.Tensor, y:
     -----
     ``vmap(vmap(grad))``: any model whose examples do not interact (see `models.check_per_example`).
     """
+    if x.shape[1] == 0:  # an empty Poisson batch
+        return {name: w.new_zeros(len(w), 0, *w.shape[1:]) for name, w in weights.items()}
     gradient = grad(lambda w, x, y: example_loss(model, w, x, y))
     return vmap(vmap(gradient, in_dims=(None, 0, 0)))(weights, x, y)

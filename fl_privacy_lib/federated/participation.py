@@ -22,9 +22,9 @@ class Tap:
     Parameters
     ----------
     stage : {'example', 'batch', 'update', 'received', 'aggregate'}
-    client : int; ignored for 'aggregate'
+    client : int; ignored for 'aggregate', which belongs to none
     round : int
-    iteration : int, local iteration; only 'example' and 'batch' have one
+    iteration : int, local iteration; ignored for all but 'example' and 'batch', which alone have one
     """
 
     stage: str
@@ -35,6 +35,9 @@ class Tap:
     def __post_init__(self) -> None:
         one_of(TAPS, stage=self.stage)
         in_range(0, float("inf"), client=self.client, round=self.round, iteration=self.iteration)
+        # what is ignored must not tell two taps apart
+        object.__setattr__(self, "client", 0 if self.stage == "aggregate" else self.client)
+        object.__setattr__(self, "iteration", self.iteration if self.stage in ("example", "batch") else 0)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,8 @@ def participate(
     tensors [1, …]: weights after the last iteration minus weights before the first, after per_client
     """
     client = ctx.clients[0]
-    local = {name: w[None] for name, w in weights.items()}  # [1, …]
+    # the way gone is kept apart from the weights: their difference would be lost in the weights' rounding
+    update = {name: torch.zeros_like(w)[None] for name, w in weights.items()}  # [1, …]
     if defense.begin_client:
         defense.begin_client(ctx)
     seen = []
@@ -148,13 +152,13 @@ def participate(
         index = torch.as_tensor(positions, device=data[0].device)
         x, y = data[0][index], data[1][index]
         seen.append(index)
+        local = {name: w + update[name] for name, w in weights.items()}  # [1, …]
         example, batch = local_gradient(model, local, x[None], y[None], defense, ctx)
         before = {name: w[0] for name, w in local.items()}
         for stage, values in (("example", example), ("batch", batch)):
             tap = Tap(stage, client, ctx.round, iteration)
             taps.keep(tap, {name: v[0] for name, v in values.items()}, before, plan, defense, (x, y))
-        local = {name: w - plan.local_lr * batch[name] for name, w in local.items()}
-    update = {name: local[name] - weights[name] for name in weights}
+        update = {name: u - plan.local_lr * batch[name] for name, u in update.items()}
     update = defense.per_client(update, ctx) if defense.per_client else update
     used = torch.unique(torch.cat(seen)) if seen else torch.zeros(0, dtype=torch.long)
     for stage in ("update", "received"):  # the server replaces the second by what its own stage makes of it

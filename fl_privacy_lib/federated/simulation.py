@@ -76,7 +76,7 @@ def simulate(
     evaluation: Examples | None = None,
     evaluate_every: int = 1,
     on_round: Callable[[RoundReport], None] | None = None,
-    engine: str = "auto",
+    engine: str = "generic",
     clients_per_chunk: int | None = None,
     workers: int = 1,
     checkpoint: Path | None = None,
@@ -97,7 +97,8 @@ def simulate(
     engine : {'auto', 'stacked', 'generic'}
         'generic' takes every example's gradient by automatic differentiation, one client at a time: any model.
         'stacked' is several times faster for the layers that `federated.layers` knows and for defences whose local
-        stages are data. 'auto' takes it where it can. Both give equal gradients up to rounding and noise of the same
+        stages are data. 'auto' takes it where it can; it is no default, since a tap on `example` then
+        changes draws. Both give equal gradients up to rounding and noise of the same
         distribution, but not the same draws. A client whose `example` or `batch` tap is asked for takes the
         generic path in that round.
     clients_per_chunk : int or None
@@ -113,9 +114,15 @@ def simulate(
     ------
     InputError
         If the model mixes the examples of a batch, the partition has another number of clients than the plan,
-        or a tap lies outside the plan.
+        a tap lies outside the plan, or noise per example meets Poisson batches (the noise on the batch would
+        depend on the batch's secret size).
     """
     check_per_example(model)
+    if plan.batch_sampling == "poisson" and defense.per_example and defense.per_example.noise_scale:
+        raise InputError(
+            f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number of examples varies "
+            "and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp(\"batch\")."
+        )
     positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
     job = Job(model, train, partition, plan, defense, *_engine(model, train, plan, defense, engine, clients_per_chunk))
     kept = Taps.at(taps)

@@ -63,7 +63,8 @@ def participate_stacked(
     one update a client, tensors [1, …], after per_client
     """
     start = stack.pack(weights, len(contexts))
-    flat, step = start.clone(), torch.empty_like(start)
+    # the way gone is kept apart from the weights: their difference would be lost in the weights' rounding
+    flat, way, step = start.clone(), torch.zeros_like(start), torch.empty_like(start)
     views, sums = stack.views(flat), stack.sums(step)
     fused = defense.per_batch is None or type(defense.per_batch) is BatchNoise
     for iteration in range(plan.local_iterations):
@@ -74,12 +75,13 @@ def participate_stacked(
         if not fused or iteration == plan.local_iterations - 1:
             _tell(contexts, iteration, x, y, norms, [len(own[iteration]) for own in batches])
         if fused:
-            flat.add_(step, alpha=-plan.local_lr / plan.batch_size)
+            way.add_(step, alpha=-plan.local_lr / plan.batch_size)
         else:
-            _step_by_stage(stack, flat, step, plan, defense, contexts)
+            _step_by_stage(stack, way, step, plan, defense, contexts)
+        torch.add(start, way, out=flat)
     updates = []
     for i, ctx in enumerate(contexts):
-        update = {name: u.contiguous() for name, u in stack.unpack(flat[i : i + 1] - start[i : i + 1]).items()}
+        update = {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()}
         update = defense.per_client(update, ctx) if defense.per_client else update
         updates.append(update)
         _keep(update, np.concatenate(batches[i]), weights, train, plan, defense, ctx, taps)
@@ -156,7 +158,7 @@ def _add(
 
 def _step_by_stage(
     stack: Stack,
-    flat: torch.Tensor,
+    way: torch.Tensor,
     step: torch.Tensor,
     plan: Plan,
     defense: Defense,
@@ -167,7 +169,7 @@ def _step_by_stage(
     for i, ctx in enumerate(contexts):
         mean = {name: g.contiguous() for name, g in stack.unpack(step[i : i + 1] / plan.batch_size).items()}
         changed = defense.per_batch(mean, ctx)
-        for name, w in stack.unpack(flat[i : i + 1]).items():
+        for name, w in stack.unpack(way[i : i + 1]).items():
             w.sub_(plan.local_lr * changed[name])
 
 

@@ -12,13 +12,15 @@ import pandas as pd
 import yaml
 
 from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib.accounting.conventions import UNREPRODUCED
+from fl_privacy_lib.accounting.recompute import epsilon_tolerance
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
 from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, load_published, reproduces
 
 FIELDS = set("id paper where kind chapter statement table rows test setting refutation why".split())
 KINDS = ("table", "figure", "proposition", "claim")
-CHECKS = ("values", "rate_above", "rate_below", "fewer_iterations", "shown")
+CHECKS = ("values", "accounted", "rate_above", "rate_below", "fewer_iterations", "shown")
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
     """Return, for each recorded cell, whether the test holds there.
 
     values : the published cell of the same keys is reproduced
+    accounted : the published ε, budget or stopping time of the same keys comes out, see `compare_accounted`
     rate_above, rate_below : the Wilson interval of the success rate lies above, or below, `bound`
     fewer_iterations : `rows` needs fewer attack iterations to success than `than`, data set by data set
     shown : the metric `metric` is at least `bound`
@@ -130,6 +133,8 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
     kind = test["check"]
     if kind == "values":
         return [held for *_, held in compare_values(entry["table"], frame)]
+    if kind == "accounted":
+        return [held for *_, held in compare_accounted(entry["table"], frame)]
     if kind in ("rate_above", "rate_below"):
         rates = frame[frame["metric"] == test.get("metric", "attack_success_rate")]
         bounds = [wilson_interval(round(r["mean"] * int(r["n"])), int(r["n"])) for _, r in rates.iterrows()]
@@ -158,3 +163,25 @@ def compare_values(table: str, frame: pd.DataFrame) -> list[tuple[pd.Series, pd.
             value = Value(float(found["mean"]), float(found["std"]), int(found["n"]))
             pairs.append((row, found, reproduces(row["value"], value, row["unit"])))
     return pairs
+
+
+def compare_accounted(table: str, frame: pd.DataFrame) -> list[tuple[str, pd.Series, bool]]:
+    """Return (printed value, recorded row, does it come out?) for every recorded cell of a table of ε.
+
+    ε comes out within 0.1 % or one unit of the last printed digit, whichever is more; iterations within one; rounds
+    exactly. A cell that is listed as not understood (`accounting.conventions.UNREPRODUCED`) never counts, even where
+    its value happens to agree. A budget in a header is its own printed value.
+    """
+    printed = load_published(table)
+    keys = [c for c in printed.columns if c not in ("unit", "value")]
+    texts = printed.set_index(keys)["value"].to_dict()
+    paper, _, name = table.partition("/")
+    found = []
+    for _, row in frame.iterrows():
+        where = {key: str(row[key]) for key in keys}
+        text = where["target_epsilon"] if row["metric"] == "target_epsilon" else texts[tuple(where.values())]
+        width = {"iterations": 1.0, "rounds": 0.0}.get(row["metric"])
+        width = epsilon_tolerance(text) if width is None else width
+        known = not any(entry.covers(paper, name, where) for entry in UNREPRODUCED)
+        found.append((text, row, known and abs(float(row["mean"]) - float(text)) <= width * (1 + 1e-9)))
+    return found

@@ -17,6 +17,9 @@ SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line differ togethe
     {"color": WARN, "marker": "s", "linestyle": "--"},
     {"color": "#5b5f97", "marker": "^", "linestyle": ":"},
     {"color": INK, "marker": "D", "linestyle": "-."},
+    {"color": "#1a7f37", "marker": "v", "linestyle": (0, (6, 2))},
+    {"color": "#8a5a00", "marker": "P", "linestyle": (0, (1, 1))},
+    {"color": QUIET, "marker": "X", "linestyle": (0, (3, 1, 1, 1))},
 )
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
@@ -58,6 +61,24 @@ NAMES = {
     "lfw": "LFW",
     "cifar10": "CIFAR-10",
     "cancer": "Cancer",
+    "adult": "Adult",
+    "fashion_mnist": "Fashion-MNIST",
+    "purchase10": "Purchase-10",
+    "purchase50": "Purchase-50",
+    "fed_sdp": "Fed-SDP",
+    "fed_alpha_cdp_sigma_linear": "Fed-αCDP, linear σ",
+    "fed_alpha_cdp_sigma_staircase": "Fed-αCDP, staircase σ",
+    "fed_alpha_cdp_sigma_exponential": "Fed-αCDP, exponential σ",
+    "fed_alpha_cdp_sigma_cyclic": "Fed-αCDP, cyclic σ",
+    "dp_baseline": "DP baseline",
+    "dp_dyns_cdecay": "DP-dynS, decaying C",
+    "dp_dyns_l2max": "DP-dynS, ℓ2-max",
+    "dp_dyns": "DP-dynS",
+    "dp_dynsigma": "DP-dynσ",
+    "dp_dyns_cdecay_sigma": "DP-dyn, decaying C, σ",
+    "dp_dyns_l2max_sigma": "DP-dyn, ℓ2-max, σ",
+    "dp_dyns_sigma": "DP-dyn, S, σ",
+    "not_applicable": "—",
     "digits": "Digits",
 }
 """Code name → the name a reader sees; anything else is shown as it is."""
@@ -185,4 +206,30 @@ def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: 
     axes.grid(color="#e4e7eb")
     if len(series) > 1:
         axes.legend()
+    return figure
+
+
+def value_chart(rows: Sequence[tuple[str, float, str]], xlabel: str, reference: float | None = None) -> Figure:
+    """Draw one number a row on a logarithmic axis, each written beside its mark.
+
+    Parameters
+    ----------
+    rows : (name, value > 0, standing); the standing chooses the mark, and the legend names it
+    reference : a value marked by a vertical line
+    """
+    figure, axes = plt.subplots(figsize=(7.2, 0.36 * len(rows) + 1.2))
+    styles = dict(zip(dict.fromkeys(standing for *_, standing in rows), SERIES, strict=False))
+    for row, (_, value, standing) in enumerate(rows):
+        axes.plot(value, row, styles[standing]["marker"], color=styles[standing]["color"], ms=8)
+        axes.annotate(f"{value:.3g}", (value, row), (9, 0), textcoords="offset points", va="center", fontsize=9,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+    if reference is not None:
+        axes.axvline(reference, color=QUIET, lw=1, zorder=0)
+    axes.set(xscale="log", ylim=(len(rows) - 0.5, -0.5), xlabel=xlabel)
+    values = [value for _, value, _ in rows]
+    axes.set_xlim(min(values) / 1.5, max(values) * 2)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axes.grid(axis="x", color="#e4e7eb")
+    handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=0) for s in styles.values()]
+    axes.legend(handles, list(styles), loc="lower center", bbox_to_anchor=(0.4, 1), ncols=len(styles))
     return figure

@@ -24,6 +24,7 @@ from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.experiments import threat_types
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, decoded_cache, point_cache
 from fl_privacy_lib.reproduction.progress import left, say
+from fl_privacy_lib.reproduction.recording_accounting import record_counting_privacy
 from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache
 from fl_privacy_lib.reproduction.settings import ThreatTypes
 
@@ -144,5 +145,5 @@ def record_threat_types(settings: ThreatTypes, only: str | None = None, folder: 
             )
 
 
-RECORDERS: dict[str, Callable[..., None]] = {"01": record_threat_types}
+RECORDERS: dict[str, Callable[..., None]] = {"01": record_threat_types, "03": record_counting_privacy}
 """Chapter → its recording."""

@@ -7,7 +7,14 @@ from typing import Any
 import pandas as pd
 
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction.claims import at_published_setting, load_claims, measured, select, verdict
+from fl_privacy_lib.reproduction.claims import (
+    at_published_setting,
+    compare_accounted,
+    load_claims,
+    measured,
+    select,
+    verdict,
+)
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, load_published, reproduces
@@ -119,6 +126,27 @@ def beside(table: str, setting: dict[str, Any], live: dict[tuple[str, ...], str]
     columns = ["data, type", "method, attacker", "succeeds", "recovered", "distance", "MSE", "iterations", "this run",
                "status"]  # fmt: skip
     return Table(columns, rows)
+
+
+def beside_accounted(table: str, live: dict[tuple[str, ...], float]) -> Table:
+    """Return an accounting table: published, recorded and this run's value of every cell, equal rows merged.
+
+    Parameters
+    ----------
+    table : str, e.g. 'fed_cdp/table_6'
+    live : published key columns of a cell → this run's value
+    """
+    keys = [c for c in load_published(table).columns if c not in ("unit", "value")]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for text, row, held in compare_accounted(table, measured(table)):
+        where = {key: str(row[key]) for key in keys}
+        now = live.get(tuple(where.values()))
+        shown = [named(where["dataset"]), *(where[k] for k in keys if k not in ("dataset", "method"))]
+        values = [text, f"{row['mean']:.6g}", "—" if now is None else f"{now:.6g}"]
+        groups.setdefault((*shown, *values, "reproduced" if held else "not reproduced"), []).append(where["method"])
+    rest = [k.replace("_", " ") for k in keys if k not in ("dataset", "method")]
+    rows = [[cell[0], "; ".join(map(named, who)), *cell[1:-1], Badge(cell[-1])] for cell, who in groups.items()]
+    return Table(["data", "method", *rest, "published", "recorded", "this run", "status"], rows)
 
 
 def _status(outcomes: list[bool], full: bool) -> str:

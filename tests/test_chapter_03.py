@@ -1,0 +1,234 @@
+"""Chapter 03: its parameters, its records against a fresh computation, its verdicts, its coding exercise."""
+
+import ast
+import json
+import math
+import re
+import sys
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction import claims, tables
+from fl_privacy_lib.reproduction.experiments import counting_privacy as chapter
+from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
+from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.recording_accounting import points_of, record_counting_privacy
+from fl_privacy_lib.reproduction.records import _text
+from fl_privacy_lib.reproduction.settings import CountingPrivacy
+
+NOTEBOOK = ROOT / "notebooks" / "03_counting_privacy.ipynb"
+RECORDED = (*chapter.TABLES, chapter.STATEMENTS)
+# A fixed, stratified sample: of every table its first and last point and every seventh between them.
+STRIDE = 7
+
+
+def sources(kind):
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    return [("".join(cell["source"]), cell["metadata"]) for cell in cells if cell["cell_type"] == kind]
+
+
+@pytest.fixture(scope="module")
+def points():
+    return {table: points_of(table) for table in RECORDED}
+
+
+# ---- parameters --------------------------------------------------------------------------------------------
+
+
+def test_the_parameters_cell_equals_the_settings_class():
+    (text,) = [text for text, meta in sources("code") if "parameters" in meta.get("tags", [])]
+    found = {}
+    for line in text.splitlines():
+        code, _, comment = line.partition("  # ")
+        (node,) = ast.parse(code).body
+        found[node.target.id] = (ast.literal_eval(node.value), comment)
+    fields = CountingPrivacy.model_fields
+    assert found == {name: (field.default, field.description) for name, field in fields.items()}
+    assert CountingPrivacy().profile == "quick"
+
+
+def test_profiles_never_shrink_what_is_recomputed():
+    for values in CountingPrivacy.profiles.values():
+        assert set(values) <= {"curve_points", "second_library"}
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"participants": 2_000}, "clients"),
+        ({"batch_size": 501}, "client_size"),
+        ({"holders": 1_001}, "holders"),
+        ({"delta": 1.0}, "delta"),
+        ({"method": "fed_cpd"}, "method"),
+        ({"method": "fed_sdp_client", "clip_scope": "all"}, "clip_scope"),
+        ({"sigma": 3.0}, "sigma"),
+    ],
+)
+def test_a_wrong_parameter_gets_one_sentence(values, word):
+    with pytest.raises(InputError, match=word) as error:
+        CountingPrivacy.checked(**values)
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", CountingPrivacy.model_fields["method"].annotation.__args__)
+def test_every_method_of_the_parameters_is_stated(method):
+    from fl_privacy_lib import audit
+
+    settings = CountingPrivacy.checked(method=method)
+    both = audit.statement(*chapter.own_system(settings), delta=settings.delta)
+    assert both.paper.epsilon > 0 and both.proved.epsilon > 0
+
+
+# ---- records -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", RECORDED)
+def test_every_point_is_recorded_once(points, table):
+    record = claims.measured(table)
+    assert len(record) == sum(len(metrics) for _, metrics in points[table])
+    keys = [*points[table][0][0], "metric"]
+    assert not record.duplicated(keys).any()
+    assert (record["std"] == 0).all() and set(record["n"]) == {"1"}
+
+
+@pytest.mark.parametrize("table", RECORDED)
+def test_a_sample_of_the_records_is_recomputed_exactly(points, table):
+    record = claims.measured(table)
+    chosen = sorted({0, len(points[table]) - 1, *range(0, len(points[table]), STRIDE)})
+    for index in chosen:
+        key, metrics = points[table][index]
+        for metric, value in metrics.items():
+            rows = claims.select(record, {name: _text(v) for name, v in key.items()} | {"metric": metric})
+            assert len(rows) == 1
+            assert _text(float(rows["mean"].iloc[0])) == _text(value), (table, key, metric)
+
+
+def test_recording_keeps_what_stands(tmp_path):
+    settings = CountingPrivacy.of_profile("full")
+    record_counting_privacy(settings, "fed_alpha_cdp/table_7", tmp_path)
+    path = tmp_path / "fed_alpha_cdp" / "table_7.csv"
+    frame = pd.read_csv(path, dtype=str)
+    frame.loc[0, "mean"] = "42"
+    frame.iloc[:-2].to_csv(path, index=False)
+    record_counting_privacy(settings, "fed_alpha_cdp/table_7", tmp_path)
+    again = pd.read_csv(path, dtype=str)
+    assert again.loc[0, "mean"] == "42" and len(again) == len(frame)
+    with pytest.raises(InputError, match="records no table"):
+        record_counting_privacy(settings, "fed_cdp/table_9", tmp_path)
+
+
+# ---- verdicts ----------------------------------------------------------------------------------------------
+
+EXPECTED = {  # table entries: the cells on which they hold, of how many
+    "fed_cdp.table_6": (30, 30),
+    "dynamic_parameters.table_5": (120, 120),
+    "dynamic_parameters.table_6": (120, 120),
+    "dynamic_parameters.table_7.fixed": (20, 20),
+    "dynamic_parameters.table_7.other": (5, 80),
+    "dynamic_parameters.table_8.decaying": (15, 15),
+    "dynamic_parameters.table_8.cyclic": (0, 5),
+    "dynamic_parameters.table_9.fixed": (20, 20),
+    "dynamic_parameters.table_9.decaying": (0, 15),
+    "fed_alpha_cdp.table_6": (12, 15),
+    "fed_alpha_cdp.table_7": (9, 10),
+    "fed_alpha_cdp.table_8": (23, 35),
+    "fed_alpha_cdp.table_11": (16, 20),
+}
+REFUTED = {
+    "fed_cdp.smaller_epsilon_than_fed_sdp",
+    "fed_cdp.one_sampling_rate",
+    "fed_cdp.moments_condition",
+    "fed_cdp.billboard",
+    "fed_cdp.proposition_1",
+    "fed_cdp.per_layer_sigma",
+    "fed_alpha_cdp.l2_max",
+    "fed_alpha_cdp.theorem_5",
+    "fed_alpha_cdp.parallel_composition",
+}
+
+
+def test_verdicts_of_the_chapter():
+    found = {entry["id"]: claims.verdict(entry) for entry in claims.load_claims() if entry["chapter"] == "03"}
+    assert set(found) == set(EXPECTED) | REFUTED | {"fed_alpha_cdp.printed_schedules"}
+    assert {name: (v.held, v.cells) for name, v in found.items() if name in EXPECTED} == EXPECTED
+    for name, one in found.items():
+        expected = "refuted" if name in REFUTED else "reproduced" if one.held == one.cells else "not reproduced"
+        assert one.status == expected, name
+        assert one.status != "refuted" or one.note
+
+
+def test_verdicts_can_fail(tmp_path):
+    """Another number in the record changes the verdict, in both directions."""
+    (table_6,) = [entry for entry in claims.load_claims() if entry["id"] == "fed_cdp.table_6"]
+    frame = pd.read_csv(MEASURED / "fed_cdp" / "table_6.csv", dtype=str)
+    path = tmp_path / "fed_cdp" / "table_6.csv"
+    path.parent.mkdir()
+    frame.assign(mean=[*frame["mean"][:-1], "0.2080"]).to_csv(path, index=False)
+    assert (claims.verdict(table_6, tmp_path).status, claims.verdict(table_6, tmp_path).held) == ("not reproduced", 29)
+    (layers,) = [entry for entry in claims.load_claims() if entry["id"] == "fed_cdp.per_layer_sigma"]
+    frame = pd.read_csv(MEASURED / "audit" / "statements.csv", dtype=str)
+    mine = frame["claim"] == "per_layer"
+    frame.loc[mine & (frame["metric"] == "excess"), "mean"] = "-0.1"
+    path = tmp_path / "audit" / "statements.csv"
+    path.parent.mkdir()
+    frame.to_csv(path, index=False)
+    assert claims.verdict(layers, tmp_path).status == "not reproduced"
+    frame.loc[mine & (frame["metric"] == "margin"), "mean"] = "0.1"
+    frame.to_csv(path, index=False)
+    assert claims.verdict(layers, tmp_path).status == "reproduced"
+
+
+def test_a_cell_that_is_not_understood_never_counts():
+    pairs = claims.compare_accounted("fed_alpha_cdp/table_11", claims.measured("fed_alpha_cdp/table_11"))
+    near = [row for text, row, held in pairs if not held and float(text) == row["mean"]]
+    assert len(near) == 1 and near[0]["method"].endswith("cyclic")
+
+
+def test_the_table_of_a_page_shows_every_recorded_cell():
+    for table in chapter.TABLES:
+        shown = tables.beside_accounted(table, {})
+        assert len(shown.columns) == len(shown.rows[0])
+        assert sum(len(row[1].split("; ")) for row in shown.rows) == len(claims.measured(table))
+        texts = set(load_published(table)["value"]) | set(load_published(table).get("target_epsilon", []))
+        assert {row[-4] for row in shown.rows} <= texts
+
+
+def test_readings_stand_where_the_argument_puts_them():
+    found = {case.case: case.found for case in chapter.readings()}
+    assert found["as published"] == pytest.approx(0.8227, abs=1e-4)
+    assert found["privacy loss distribution"] < found["today's conversion"] < found["as published"]
+    assert found["M = 3 tensors clipped"] == pytest.approx(1.468, abs=1e-3)
+    assert found["honest sampling"] == pytest.approx(0.849, abs=1e-3)
+    assert found["all ten copies"] == pytest.approx(2.72, abs=5e-3)
+    assert found["all of it"] > max(value for name, value in found.items() if name != "all of it")
+
+
+def test_the_page_goes_on_where_tensorflow_privacy_is_absent(monkeypatch):
+    (text,) = [text for text, _ in sources("code") if "tensorflow_privacy" in text]
+    monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)
+    glued = {}
+    names = {"glue": glued.__setitem__, "settings": CountingPrivacy(), "DELTA": 1e-5}
+    exec(text, names)
+    assert "not installed" in names["second"] and "nothing was compared" in glued["second_library"]
+
+
+# ---- the coding exercise -----------------------------------------------------------------------------------
+
+
+def test_the_coding_exercise_can_be_solved_and_failed():
+    (check,) = [text.partition("\n\n\ntry:")[0] for text, _ in sources("code") if "def check_my_releases" in text]
+    solutions = (ROOT / "book" / "solutions_03.md").read_text()
+    answer = re.search(r"```python\n(def my_releases.*?)```", solutions, re.S).group(1)
+    module = types.ModuleType("exercise")
+    module.__dict__.update({"math": math, "np": np})
+    exec(check + "\n" + answer, module.__dict__)
+    solved = module.my_releases
+    assert module.check_my_releases(solved)
+    assert not module.check_my_releases(lambda *given: solved(*given) + 1)
+    assert not module.check_my_releases(lambda *given: max(0, solved(*given) - 1))
+    assert not module.check_my_releases(lambda *given: 0)
+    assert not module.check_my_releases(lambda budget, noise, delta: solved(budget, noise, delta) + 0.5)

@@ -96,7 +96,7 @@ def simulate(
     on_round : called with each round's report, e.g. a progress bar's update
     engine : {'auto', 'stacked', 'generic'}
         'generic' takes every example's gradient by automatic differentiation, one client at a time: any model.
-        'stacked' is several times faster for the layers that `federated.layers` knows and for defences whose local
+        'stacked' is faster for the layers that `federated.layers` knows and for defences whose local
         stages are data. 'auto' takes it where it can; it is no default, since a tap on `example` then
         changes draws. Both give equal gradients up to rounding and noise of the same
         distribution, but not the same draws. A client whose `example` or `batch` tap is asked for takes the

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fl_privacy_lib
+from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, integer_rdp
 from fl_privacy_lib.data import iid
 from fl_privacy_lib.defenses import Defense, fed_cdp, non_private
 from fl_privacy_lib.federated import simulate
@@ -247,6 +248,14 @@ def bench(workloads: list[str], repetitions: int, path: Path) -> None:
             say(f"  {name}: {value:.2f}")
 
 
+def accounting_seconds(distinct: int = 10_000) -> float:
+    """Return the process time of Rényi accounting over a schedule in which no two steps share a σ."""
+    noise = np.linspace(15.0, 4.85, distinct)
+    started = time.process_time()
+    integer_rdp(np.full(distinct, 0.01), noise, tuple(o for o in PAPER_ORDERS if o == int(o)))
+    return time.process_time() - started
+
+
 def _row(workload: str, engine: str, participants: int, workers: int, ms: float, peak: float) -> dict[Any, Any]:
     return {
         "workload": workload, "engine": engine, "participants": participants, "workers": workers,
@@ -270,6 +279,7 @@ def main() -> None:
         print(_own_peak_mib())
         return
     bench(options.workloads, options.repetitions, options.out)
+    say(f"accounting: 10,000 distinct σ in {accounting_seconds():.2f} s")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m fl_privacy_lib
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book run record test lint bench serve summary times clean
+.PHONY: help setup book run params record test lint bench serve summary times clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not there: install Python 3.11, or name it with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is not Python 3.11, which tensorflow-privacy needs: name one with PYTHON=..." >&2; exit 2; }
 	@free=$$(df -Pk . | awk 'NR==2 {print int($$4/1048576)}'); [ $$free -ge 9 ] || [ -d $(VENV)/lib ] || { echo "error: $$free GB are free here, the environment needs 9 GB: free some space." >&2; exit 2; }
-	@echo "· setting up .venv: 8 GB of disk, 1 to 5 minutes, mostly download (last time: $$(cat _build/setup_seconds 2>/dev/null || echo 'never') s)"
+	@echo "· setting up .venv: 8 GB of disk, 1 to 5 minutes, mostly download $$([ -f _build/setup_seconds ] && echo "(last time $$(cat _build/setup_seconds) s)")"
 	@start=$$(date +%s); [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock && \
@@ -32,6 +32,10 @@ book: setup ## execute every chapter and build the book [PROFILE=quick P="datase
 run: setup ## execute one chapter: NB=01 P="dataset=mnist noise_scale=1e-2" [PROFILE=quick]
 	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make run NB=01 P="noise_scale=1e-2".' >&2; exit 2; }
 	@$(RUN) run $(NB) --profile $(PROFILE) $(P)
+
+params: setup ## list a chapter's parameters: NB=01
+	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make params NB=01.' >&2; exit 2; }
+	@$(RUN) params $(NB)
 
 record: setup ## record a chapter's grid into results/measured: NB=01 [PROFILE=full]
 	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make record NB=01.' >&2; exit 2; }

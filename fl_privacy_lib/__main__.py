@@ -24,6 +24,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--profile", default=default, help=f"{', '.join(PROFILES)} (default {default})")
         if name == "record":
             command.add_argument("--only", help="record one table only, e.g. fed_cdp/table_7")
+    params = commands.add_parser("params", help="list a chapter's parameters with what each may be")
+    params.add_argument("chapter", help="01, threat_types or 01_threat_types")
     serve = commands.add_parser("serve", help="serve the built book on this machine")
     serve.add_argument("--port", type=int, default=8000)
     commands.add_parser("summary", help="write the claims summary into README.md")
@@ -58,6 +60,8 @@ def _dispatch(options: argparse.Namespace) -> int:
 
         write_summary()
         return 0
+    if options.command == "params":
+        return _show_parameters(options.chapter)
     if options.command == "times":
         from fl_privacy_lib.reproduction.timing import measure_times
 
@@ -77,7 +81,7 @@ def _dispatch(options: argparse.Namespace) -> int:
             raise InputError(f"no notebook has a parameter {unknown[0]!r}; there are {', '.join(known)}.")
         from fl_privacy_lib.reproduction.book import build
 
-        print(build(options.profile, values))
+        build(options.profile, values)
         return 0
     _, kind = chapter(options.chapter)
     settings = kind.of_profile(options.profile, **values)
@@ -93,6 +97,7 @@ def _dispatch(options: argparse.Namespace) -> int:
 
 
 def _serve(port: int) -> int:
+    import contextlib
     import functools
     import http.server
 
@@ -102,9 +107,26 @@ def _serve(port: int) -> int:
     if not (folder / "index.html").exists():
         raise InputError(f"there is no book at {folder} yet: build it with `make book`.")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
-        print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)")
+    try:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except OSError as error:
+        raise InputError(f"port {port} cannot be used ({error.strerror}): name another with --port.") from None
+    with server, contextlib.suppress(KeyboardInterrupt):
+        print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)
         server.serve_forever()
+    return 0
+
+
+def _show_parameters(name: str) -> int:
+    """Print a chapter's parameters: default, allowed words or range, meaning."""
+    notebook, kind = chapter(name)
+    print(f"{notebook}: write name=value; defaults are the quick profile's")
+    for parameter, field in kind.model_fields.items():
+        allowed = [str(word) for word in getattr(field.annotation, "__args__", ())]
+        signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+        bounds = [f"{s} {getattr(r, n):g}" for r in field.metadata for n, s in signs.items() if hasattr(r, n)]
+        limits = f" [{' | '.join(allowed) or ', '.join(bounds)}]" if allowed or bounds else ""
+        print(f"  {parameter} = {field.default}{limits}  {field.description}")
     return 0
 
 

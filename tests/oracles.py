@@ -21,9 +21,9 @@ def entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def gradient_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Tensors:
     """Return one example's gradient by one plain backward pass through the module itself."""
-    model.zero_grad(set_to_none=True)
-    entropy(model(x[None])[0], y).backward()
-    return {name: p.grad.detach().clone() for name, p in model.named_parameters()}
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(entropy(model(x[None])[0], y), parameters)
+    return dict(zip(names, gradients, strict=True))
 
 
 def clip(gradient: Tensors, clip_norm: float, scope: str) -> Tensors:
@@ -56,7 +56,7 @@ def client_update(
             total = {name: total[name] + gradient[name] for name in total}
         with torch.no_grad():
             for name, parameter in local.named_parameters():
-                parameter -= local_lr * total[name] / batch_size
+                parameter.sub_(local_lr * total[name] / batch_size)
     return {name: p.detach() - before[name] for name, p in local.named_parameters()}
 
 
@@ -143,7 +143,8 @@ def dlg_one_victim(
     def objective() -> torch.Tensor:
         loss = entropy(model(dummy[None])[0], label)
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
-        return sum(((g - target[n]) ** 2).sum() for n, g in zip(names, gradients, strict=True))
+        pairs = zip(names, gradients, strict=True)
+        return torch.stack([((g - target[n]) ** 2).sum() for n, g in pairs]).sum()
 
     def closure() -> torch.Tensor:
         optimiser.zero_grad()

@@ -64,7 +64,7 @@ def test_wrong_parameters_of_the_book():
 
 @pytest.mark.usefixtures("untouched")
 def test_wrong_data(tmp_path):
-    one_sentence(command("run", "01", "dataset=mnits"), "mnits", "did you mean mnist")
+    one_sentence(command("run", "01", "dataset=mnits"), "dataset", "mnits", "did you mean mnist")
     one_sentence(command("run", "01", "dataset=cancer"), "cancer", "no images")
     one_sentence(command("run", "01", f"dataset=npz:{tmp_path}/none.npz"), "none.npz")
     one_sentence(command("run", "01", data=tmp_path / "absent"), "FL_PRIVACY_DATA", "absent")
@@ -121,6 +121,44 @@ def test_finished_points_are_not_computed_again(points_in, monkeypatch):
     monkeypatch.setattr(threat_types, "measure", lambda *_: pytest.fail("computed again"))
     again = dict(recording.finished_points(points, device, workers=1))
     assert all((again[p]["mse"] == first[p]["mse"]).all() for p in points)
+
+
+def test_a_file_of_ones_own_that_changes_is_attacked_anew(points_in, tmp_path):
+    import numpy as np
+    import torch
+
+    path, rng = tmp_path / "mine.npz", np.random.default_rng(0)
+    results = []
+    for _ in range(2):
+        images, labels = rng.random((30, 28, 28)), np.arange(30) % 3
+        np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+        recording._loaded.cache_clear()
+        point = replace(tiny(), dataset=f"npz:{path}", batch_size=3)
+        ((_, result),) = recording.finished_points([point], torch.device("cpu"), workers=1)
+        results.append(result)
+    assert (results[0]["truth"] != results[1]["truth"]).any()
+
+
+def test_parameters_are_listed_with_what_they_may_be():
+    done = command("params", "01")
+    assert "start = patterned [patterned | uniform | normal]" in done.stdout
+    assert "victims = 16 [≥ 1, ≤ 1000]" in done.stdout
+
+
+def test_a_port_in_use_gets_one_sentence(monkeypatch, tmp_path):
+    import socket
+
+    from fl_privacy_lib import __main__
+    from fl_privacy_lib.reproduction import paths
+
+    monkeypatch.setattr(paths, "BUILD", tmp_path)
+    (tmp_path / "html").mkdir()
+    (tmp_path / "html" / "index.html").write_text("")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError, match="name another with --port"):
+            __main__._serve(taken.getsockname()[1])
 
 
 def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_in, monkeypatch):

@@ -279,7 +279,7 @@ def test_an_observation_tells_the_public_plan_and_defence_and_nothing_else():
 
 def test_a_kept_observation_is_a_copy():
     model, train, partition = setting("mlp")
-    shared = {}
+    shared: dict = {}
 
     def remember(values, ctx):
         shared.setdefault("values", values)
@@ -337,7 +337,8 @@ def diary(log):
 
 def test_the_order_of_stages_and_what_each_is_given():
     model, train, partition = setting("mlp")
-    log, plan = [], plan_of(participants=2, rounds=2)
+    log: list = []
+    plan = plan_of(participants=2, rounds=2)
     iterations = []
 
     def per_batch(values, ctx):
@@ -361,7 +362,7 @@ def test_the_order_of_stages_and_what_each_is_given():
 
 def test_the_servers_context_holds_no_examples():
     model, train, partition = setting("mlp")
-    log = []
+    log: list = []
     simulate(model, train, partition, plan_of(participants=2), diary(log))
     for stage, ctx, _ in log:
         if stage in ("on_arrival", "on_aggregate"):
@@ -375,7 +376,8 @@ def test_the_servers_context_holds_no_examples():
 
 def test_contexts_name_the_round_the_clients_and_their_weights():
     model, train, partition = setting("mlp")
-    log, plan = [], plan_of(participants=2, rounds=2)
+    log: list = []
+    plan = plan_of(participants=2, rounds=2)
     simulate(model, train, partition, plan, diary(log))
     for round in range(2):
         ids = tuple(int(c) for c in plan.participants_of(round))
@@ -493,7 +495,8 @@ def test_accuracy_counts_hits_in_chunks_of_any_size():
 
 def test_accuracy_is_reported_when_due_and_after_the_last_round():
     model, train, partition = setting("mlp")
-    plan, reports = plan_of(rounds=5), []
+    reports: list = []
+    plan = plan_of(rounds=5)
     run = simulate(model, train, partition, plan, non_private(), evaluation=train, evaluate_every=2,
                    on_round=reports.append)  # fmt: skip
     assert [r.accuracy is not None for r in run.history] == [False, True, False, True, True]
@@ -504,11 +507,12 @@ def test_accuracy_is_reported_when_due_and_after_the_last_round():
 
 
 def test_batch_normalisation_is_refused_in_training_and_allowed_frozen():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(30, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)).double()
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(30, 4), norm, nn.Linear(4, CLASSES)).double()
     _, train, partition = setting("mlp", torch.float64)
     with pytest.raises(InputError, match="normalises over the batch"):
         simulate(model, train, partition, plan_of(), non_private())
-    model[2].running_mean += 0.3
+    norm.load_state_dict(norm.state_dict() | {"running_mean": torch.full((4,), 0.3)})
     model.eval()
     defense = fed_cdp("batch", noise_scale=0)
     run = simulate(model, train, partition, plan_of(), defense, taps=[Tap("aggregate")])

@@ -71,7 +71,7 @@ def _is_own(name: str) -> bool:
     if str(name).startswith(own.PREFIX):
         return True
     # "npz:PATH" stands among the words, so that the sentence lists everything that is possible.
-    one_of([*DATASETS, own.PREFIX + "PATH"], data=name)
+    one_of([*DATASETS, own.PREFIX + "PATH"], dataset=name)
     return False
 
 

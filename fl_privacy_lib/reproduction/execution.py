@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
+from fl_privacy_lib.data import DATASETS, available, fetch, first_available, load, verify
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import write_atomically
@@ -48,6 +48,8 @@ def resolved(settings: Settings) -> Settings:
     for one in dict.fromkeys((name, batch)):
         fetch(one, root)
         verify(one, root)
+        if one.startswith("npz:"):  # a reader's own arrays are read now: a fault in them shows before the work
+            load(one, root)
         if one in DATASETS and DATASETS[one].kind != "image":
             raise InputError(f"dataset = {one!r} has no images to reconstruct: use digits, mnist, lfw or cifar10.")
     return settings.model_copy(update={"dataset": name, "batch_dataset": batch})
@@ -112,7 +114,9 @@ def execute(name: str, settings: Settings, target: Path) -> Path:
             extra_arguments=["--IPKernelApp.log_level=40"],  # the kernel's own warnings concern no reader
         )
     except PapermillExecutionError as error:
-        raise InputError(f"{notebook} stopped: {error.ename}: {error.evalue} (see {partial}).") from None
+        kind = "" if error.ename == "InputError" else f"{error.ename}: "
+        reason = f"{kind}{error.evalue}".rstrip(".")
+        raise InputError(f"{notebook} stopped: {reason} (how far it came: {partial}).") from None
     partial.replace(target)
     return target
 

@@ -38,7 +38,8 @@ class PeakMemory:
             total = 0
             for process in (me, *me.children(recursive=True)):
                 try:
-                    total += process.memory_info().rss
+                    memory = process.memory_full_info()
+                    total += getattr(memory, "pss", memory.rss)  # shared pages once, where the system can tell
                 except psutil.Error:  # it has just ended
                     continue
             self.mebibytes = max(self.mebibytes, total // 2**20)

@@ -111,7 +111,7 @@ def scene(point: Point, data: Dataset, seed: int, device: torch.device) -> Scene
     Every participant is a victim. At the tap ``example`` the victim is the first example of the first batch.
     """
     rng = np.random.default_rng([seed, 1])
-    split = PARTITIONS.get(data.name, lambda d, k, rng: iid(len(d.train_y), k, 50, rng))
+    split = PARTITIONS.get(data.name, lambda d, k, rng: iid(len(d.train_y), k, min(50, len(d.train_y)), rng))
     partition = split(data, point.clients, rng)
     generator = torch.Generator().manual_seed(seed)
     model = build("attacked_lenet", data.example_shape, data.n_classes, generator).to(device)

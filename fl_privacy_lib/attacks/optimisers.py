@@ -25,7 +25,7 @@ class LBFGS:
     x : [rows, n], the starting points
     learning_rate : float, > 0, the step length after the first
     steps : int, inner steps an attack iteration
-    history : int, curvature pairs kept
+    history : int, curvature pairs kept (torch keeps 100)
     """
 
     def __init__(self, x: torch.Tensor, learning_rate: float = 1.0, steps: int = 20, history: int = 50) -> None:

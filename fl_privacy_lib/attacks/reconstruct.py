@@ -147,6 +147,14 @@ def reconstruct(
     stage = observations[0].tap.stage
     if any(o.tap.stage != stage or o.defense != observations[0].defense for o in observations):
         raise InputError("observations of one call must come from one kind of tap under one defence; split the call.")
+    plans = {(o.tap.round, o.local_lr, o.local_iterations) for o in observations}
+    if len(plans) > 1:
+        raise InputError("observations of one call must share round, learning rate and local iterations; split the call.")
+    if labels is not None and tuple(labels.shape) != (len(observations), batch_size):
+        raise InputError(
+            f"labels have shape {tuple(labels.shape)}, not ({len(observations)}, {batch_size}): one row a victim, "
+            "one label an image."
+        )
     if stage == "example" and batch_size != 1:
         raise InputError(f"batch_size = {batch_size} at the tap 'example', which holds one example's gradient: use 1.")
     gradients = [as_gradient(o) for o in observations]

@@ -149,7 +149,7 @@ def reconstruct(
         raise InputError("observations of one call must come from one kind of tap under one defence; split the call.")
     plans = {(o.tap.round, o.local_lr, o.local_iterations) for o in observations}
     if len(plans) > 1:
-        raise InputError("observations of one call must share round, learning rate and local iterations; split the call.")
+        raise InputError("observations of one call must share round, learning rate and iterations; split the call.")
     if labels is not None and tuple(labels.shape) != (len(observations), batch_size):
         raise InputError(
             f"labels have shape {tuple(labels.shape)}, not ({len(observations)}, {batch_size}): one row a victim, "

@@ -79,6 +79,7 @@ NAMES = {
     "dp_dyns_l2max_sigma": "DP-dyn, ℓ2-max, σ",
     "dp_dyns_sigma": "DP-dyn, S, σ",
     "not_applicable": "—",
+    "moments_accountant": "moments",
     "digits": "Digits",
 }
 """Code name → the name a reader sees; anything else is shown as it is."""

@@ -61,7 +61,7 @@ def _cell(cell: Any, column: int) -> str:
         style = "reduced" if word == "reduced setting" else word.replace(" ", "-")
         return f'<td><span class="status status-{style}">{escape(cell)}</span></td>'
     tag = "th" if column == 0 else "td"
-    scope = ' scope="row"' if column == 0 else ""
+    scope = ' scope="row"' if column == 0 else ' class="value"' if "±" in str(cell) else ""
     return f"<{tag}{scope}>{escape(str(cell))}</{tag}>"
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,9 @@ def _finish(view: threat_types.Point, device: torch.device, snapshots: tuple[int
 
 @functools.cache
 def _loaded(name: str) -> Dataset:
-    return load(name, data_root(), decoded_cache())
+    data = load(name, data_root(), decoded_cache())
+    # attacks need the training images alone, and every worker holds a copy
+    return replace(data, validation_x=data.validation_x[:0].copy(), test_x=data.test_x[:0].copy())
 
 
 def record_threat_types(settings: ThreatTypes, only: str | None = None, folder: Path = MEASURED) -> None:

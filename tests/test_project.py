@@ -112,10 +112,13 @@ def test_nothing_below_reproduction_prints():
 
 
 def test_no_registry_host_and_no_private_path_is_named():
-    hosts = re.compile(r"pypi\.org|pythonhosted|registry\.npmjs|deb\.debian|/root/|/work/main")
+    # written in pieces, so that this file does not name them either
+    pieces = [("pypi", r"\.org"), ("python", "hosted"), ("registry", r"\.npmjs"), ("deb", r"\.debian")]
+    pieces += [("/ro", "ot/"), ("/work", "/main")]
+    hosts = re.compile("|".join(a + b for a, b in pieces))
     for name in tracked():
         path = ROOT / name
-        if path.suffix in {".png"} or name == "tests/test_project.py":
+        if path.suffix in {".png"}:
             continue
         found = hosts.search(path.read_text(encoding="utf-8", errors="ignore"))
         assert not found, f"{name} names {found.group()}"

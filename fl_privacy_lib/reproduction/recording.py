@@ -63,9 +63,7 @@ def finished_points(
     seen: set[threat_types.Point] = set()
     for point in points:
         view = point.view
-        if view in running:
-            running[view].result()
-        result = _finish(view, device, snapshots)
+        result = running[view].result() if view in running else _finish(view, device, snapshots)
         if view not in seen:
             seen.add(view)
             rate, seconds = float(np.mean(result["success"])), float(result["seconds"])

@@ -15,7 +15,7 @@ from torch import nn
 from fl_privacy_lib import metrics
 from fl_privacy_lib.attacks import Attack, reconstruct
 from fl_privacy_lib.data import Dataset, Partition, iid, some_classes, two_shards
-from fl_privacy_lib.defenses import Defense, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import THREAT_TYPES, Defense, fed_cdp, fed_sdp, non_private
 from fl_privacy_lib.federated import Observation, Tap, simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.settings import ThreatTypes
@@ -28,7 +28,7 @@ METHODS: dict[str, Callable[..., Defense]] = {
     "fed_cdp_example": lambda **settings: fed_cdp("example", **settings),
     "fed_cdp_batch": lambda **settings: fed_cdp("batch", **settings),
 }
-THREATS = {"type_2": "example", "type_1": "update", "type_0": "received", "type_0_curious": "update"}
+THREATS = THREAT_TYPES | {"type_0_curious": "update"}
 """Threat type → tap. Type 0 reads after the server's own noise, as the papers assume; a curious server before it."""
 
 PARTITIONS: dict[str, Callable[[Dataset, int, np.random.Generator], Partition]] = {

@@ -1,7 +1,9 @@
 """Chapter 08: its arms, its cells, what is computed from them, its exact cases and its recording."""
 
 import itertools
+import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +14,7 @@ from scipy.stats import binom
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses.perturbation import Flat, Piecewise
+from fl_privacy_lib.defenses.selection import PerturbedEncoding
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
 from fl_privacy_lib.reproduction import recording_fedsel
 from fl_privacy_lib.reproduction.experiments import fedsel, fedsel_grid
@@ -19,6 +22,7 @@ from fl_privacy_lib.reproduction.experiments import fedsel_mechanisms as mechani
 from fl_privacy_lib.reproduction.experiments.fedsel import Training
 from fl_privacy_lib.reproduction.experiments.fedsel_statements import statement_rows
 from fl_privacy_lib.reproduction.parameters import FedSel
+from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.reproduction.published import load_published
 
 FULL = FedSel.of_profile("full")
@@ -361,3 +365,42 @@ def test_a_missing_data_set_is_named_before_anything_is_trained(tmp_path, monkey
     monkeypatch.setattr(recording_fedsel, "record_points", lambda *a: pytest.fail("trained"))
     with pytest.raises(InputError, match="kdd99 is not in"):
         recording_fedsel.record_fedsel(FULL, "fedsel/table_3", tmp_path)
+
+
+# ---- the chapter's exercises -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exercises():
+    """Return what the notebook's cells and the solutions define, checks included, without what they print."""
+    space = {"np": np, "torch": torch, "Piecewise": Piecewise, "PerturbedEncoding": PerturbedEncoding}
+    for cell in json.loads((ROOT / "notebooks" / "08_fedsel.ipynb").read_text())["cells"]:
+        text = "".join(cell["source"])
+        for function in re.findall(r"^def (?:pe_law|(?:wrong|right)_|check_my_).*?(?=\n\S|\Z)", text, re.M | re.S):
+            exec(function, space)
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "book" / "solutions_08.md").read_text(), re.S):
+        exec(code, space)
+    return space
+
+
+def test_calibrating_pe_can_be_solved_and_failed(exercises):
+    check = exercises["check_my_keep_probability"]
+    assert check(exercises["my_keep_probability"])
+    assert not check(lambda epsilon, k, d: math.exp(epsilon) / (1 + math.exp(epsilon)))
+
+
+def test_the_wrong_piecewise_can_be_found_and_missed(exercises):
+    """The solution finds it; a test at -1, 0 and 1 does not, and one that accuses everything is refused."""
+    check = exercises["check_my_test"]
+    assert check(exercises["my_test"])
+
+    def at_the_ends(mechanism, epsilon, rng):
+        means = [mechanism(np.full(50_000, v), epsilon, rng) - v for v in (-1.0, 0.0, 1.0)]
+        return any(abs(m.mean()) > 5 * m.std() / len(m) ** 0.5 for m in means)
+
+    assert not check(at_the_ends) and not check(lambda *_: True)
+
+
+def test_the_best_share_is_small_at_small_budgets(exercises):
+    small, middle, large = (exercises["best_share"](e) for e in (1, 4, 16))
+    assert small < 0.01 and 0.05 < middle < 0.15 and 0.1 < large < 0.3

@@ -296,6 +296,13 @@ def test_shape_and_type_and_bound_are_kept(kind, epsilon, values, double):
     assert (kind(epsilon).variance(t) >= 0).all()
 
 
+@pytest.mark.parametrize("kind", ONE_DIMENSIONAL)
+def test_whole_numbers_are_refused(kind):
+    """What comes back has the values' type: rounded, it would be biased."""
+    with pytest.raises(InputError, match="whole numbers"):
+        kind(1.0)(torch.ones(3, dtype=torch.int64), generator())
+
+
 def test_values_outside_are_refused_or_clipped():
     outside = torch.tensor([0.5, -3.25, 1.5])
     for kind in ONE_DIMENSIONAL:

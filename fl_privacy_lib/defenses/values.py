@@ -21,6 +21,8 @@ HYBRID_FROM = math.log((_ROOTS - 5) / 27)  # ≈ 0.61; below it Duchi's largest 
 
 def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
     """Return the values in float64 and in [-1, 1]: clipped if so chosen, else refused when they are not."""
+    if not values.is_floating_point():  # what is returned has the values' type, and would be rounded
+        raise InputError(f"the values are {values.dtype}, whole numbers: give them as floating-point numbers.")
     exact = values.to(torch.float64)
     if not exact.isfinite().all():
         raise InputError("the values hold NaN or infinity: the training has diverged; lower the learning rate.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, load, verify
-from fl_privacy_lib.reproduction.parameters import AdaptiveAttacks, ThreatTypes, chapter
+from fl_privacy_lib.reproduction.parameters import chapter
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import write_atomically
@@ -39,10 +39,10 @@ def resolved(settings: Settings) -> Settings:
         from fl_privacy_lib.reproduction.devices import pick_device
 
         pick_device("cuda")
-    if not isinstance(settings, ThreatTypes | AdaptiveAttacks):
+    if not settings.auto_datasets:  # a chapter that reads no data
         return settings
-    root = data_root()
-    name = first_available(["mnist", "digits"], root) if settings.dataset == "auto" else settings.dataset
+    root, name = data_root(), getattr(settings, "dataset", "auto")
+    name = first_available(list(settings.auto_datasets), root) if name == "auto" else name
     batch = getattr(settings, "batch_dataset", "same")
     if batch in ("auto", "same"):
         batch = "lfw" if batch == "auto" and available("lfw", root) else name
@@ -51,7 +51,7 @@ def resolved(settings: Settings) -> Settings:
         verify(one, root)
         if one.startswith("npz:"):  # a reader's own arrays are read now: a fault in them shows before the work
             load(one, root)
-        if one in DATASETS and DATASETS[one].kind != "image":
+        if settings.needs_images and one in DATASETS and DATASETS[one].kind != "image":
             raise InputError(f"dataset = {one!r} has no images to reconstruct: use digits, mnist, lfw or cifar10.")
     found = {"dataset": name, "batch_dataset": batch}
     return settings.model_copy(update={field: value for field, value in found.items() if hasattr(settings, field)})

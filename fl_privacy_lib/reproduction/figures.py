@@ -1,5 +1,6 @@
 """The book's figures: one style, on a white card, told apart without colour."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from fl_privacy_lib.metrics import wilson_interval
 
@@ -21,6 +23,7 @@ SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line differ togethe
     {"color": "#8a5a00", "marker": "P", "linestyle": (0, (1, 1))},
     {"color": QUIET, "marker": "X", "linestyle": (0, (3, 1, 1, 1))},
 )
+REFERENCE: dict[str, Any] = {"color": QUIET, "lw": 1, "linestyle": (0, (8, 3))}
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 200,
@@ -84,7 +87,23 @@ NAMES = {
     "not_applicable": "—",
     "moments_accountant": "moments",
     "digits": "Digits",
+    "adult_123": "Adult, 123 columns",
+    "bank": "BANK",
+    "kdd99": "KDD99",
+    "syn_l": "syn-L",
+    "syn_h": "syn-H",
+    "logistic_regression": "logistic regression",
+    "svm": "SVM",
+    "np": "not private (NP)",
+    "np_rs": "NP-RS",
+    "np_k": "NP-K",
+    "pm": "PM, flat",
+    "pm_unscaled": "PM, flat, without its factor",
+    "pm_rp": "PM, compressed",
 }
+NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
+NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{more}" for name in ("exp", "pe", "ps")
+          for end, more in (("", ""), ("_rule", ", by the rule"))}  # fmt: skip
 """Code name → the name a reader sees; anything else is shown as it is."""
 
 
@@ -203,14 +222,56 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: Any) -> Figure:
     """Draw named curves (x, y), told apart by marker and line as well as by colour."""
-    figure, axes = plt.subplots(figsize=(6.4, 3.2))
-    for (name, (x, y)), style in zip(series.items(), SERIES, strict=False):
-        axes.plot(x, y, label=name, ms=5, markevery=max(1, len(x) // 12), **style)
-    axes.set(xlabel=xlabel, ylabel=ylabel, **axes_settings)
-    axes.grid(color="#e4e7eb")
-    if len(series) > 1:
-        axes.legend()
+    return panels({"": series}, xlabel, ylabel, **axes_settings)
+
+
+def panels(
+    groups: dict[str, dict[str, Curve]], xlabel: str, ylabel: str, columns: int = 2,
+    size: tuple[float, float] | None = None, reference: tuple[str, float] | None = None, **axes_settings: Any,
+) -> Figure:
+    """Draw groups of named curves, a panel each, with one legend: a name looks the same in every panel.
+
+    Parameters
+    ----------
+    groups : title → name → (x, y); a figure without a curve says that nothing is recorded
+    size : inches; None: by the number of panels
+    reference : name and height of a horizontal line in every panel
+    """
+    names = list(dict.fromkeys(name for series in groups.values() for name in series))
+    style = dict(zip(names, itertools.cycle(SERIES), strict=False))
+    columns = max(1, min(columns, len(groups)))
+    rows = max(1, -(-len(groups) // columns))
+    size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for axes, (title, series) in zip(grid.flat, groups.items(), strict=False):
+        for name, (x, y) in series.items():
+            axes.plot(x, y, label=name, ms=5, markevery=max(1, len(x) // 12), **style[name])
+        if reference:
+            axes.axhline(reference[1], label=reference[0], **REFERENCE)
+        axes.set(title=title, **axes_settings)
+        if axes.get_xscale() == "log":
+            _plain_ticks(axes, {float(value) for x, _ in series.values() for value in x})
+        axes.grid(color="#e4e7eb")
+    for axes in grid.flat[len(groups) :]:
+        axes.set_axis_off()
+    if not names:
+        grid[0, 0].text(0.5, 0.5, "not recorded yet", ha="center", transform=grid[0, 0].transAxes)
+    figure.supxlabel(xlabel, fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
+    if len(names) > 1 and len(groups) == 1:
+        grid[0, 0].legend()
+    elif len(names) > 1:
+        handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in names]
+        handles += [Line2D([], [], label=reference[0], **REFERENCE)] if reference else []
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(names)))
     return figure
+
+
+def _plain_ticks(axes: Axes, values: set[float]) -> None:
+    """Label a logarithmic axis with the few values that were measured, in plain numbers."""
+    if 1 < len(values) <= 8:
+        axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
+        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def rate_curves(

@@ -26,10 +26,14 @@ TIMED = "fedsel/selection_time"
 WORKERS: int | None = None  # one a core
 
 
+def finished_arms(arms: Sequence[Any], label: str = "", workers: int | None = None) -> Iterator[tuple[Any, Result]]:
+    """Yield every arm (or point without training) with its result, as `points.finished` does."""
+    return finished("08", arms, _measure, key=_key, words=_words, label=label, workers=workers)
+
+
 def finished_cells(cells: Sequence[Cell], label: str = "", workers: int | None = None) -> Iterator[tuple[Cell, Any]]:
     """Yield every cell with {'values': its metrics, 'seconds'}; an arm that several cells use is measured once."""
-    arms = [arm for cell in cells for arm in cell.arms]
-    stream = finished("08", arms, _measure, key=_key, words=_words, label=label, workers=workers)
+    stream = finished_arms([arm for cell in cells for arm in cell.arms], label, workers)
     for cell in cells:
         results = [next(stream)[1] for _ in cell.arms]
         yield cell, {"values": cell.summary(results), "seconds": sum(float(r["seconds"]) for r in results)}

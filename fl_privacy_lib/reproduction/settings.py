@@ -19,6 +19,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     chapter: ClassVar[str]
     profiles: ClassVar[dict[str, dict[str, Any]]] = {}
+    auto_datasets: ClassVar[tuple[str, ...]] = ()  # what dataset = "auto" stands for: the first of them that is there
+    needs_images: ClassVar[bool] = False
 
     @classmethod
     def checked(cls, **values: Any) -> Self:

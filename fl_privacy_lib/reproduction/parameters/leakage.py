@@ -11,6 +11,8 @@ class ThreatTypes(Settings):
     """Parameters of notebook 01, `threat_types`."""
 
     chapter: ClassVar[str] = "01"
+    auto_datasets: ClassVar[tuple[str, ...]] = ("mnist", "digits")
+    needs_images: ClassVar[bool] = True
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"victims": 2, "batch_victims": 1, "max_iterations": 12, "batch_iterations": 12, "long_iterations": 3},
         "full": {
@@ -40,6 +42,8 @@ class AdaptiveAttacks(Settings):
     """Parameters of notebook 02, `adaptive_attacks`."""
 
     chapter: ClassVar[str] = "02"
+    auto_datasets: ClassVar[tuple[str, ...]] = ("mnist", "digits")
+    needs_images: ClassVar[bool] = True
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"victims": 2, "max_iterations": 6, "noise_levels": 2},
         "full": {"victims": 20, "max_iterations": 300, "noise_levels": 8, "seeds": 5},

@@ -11,6 +11,7 @@ class FedSel(Settings):
     """Parameters of notebook 08, `fedsel`."""
 
     chapter: ClassVar[str] = "08"
+    auto_datasets: ClassVar[tuple[str, ...]] = ("adult_123", "syn_l")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"repetitions": 1, "folds": 2, "draws": 20, "largest_dimension": 100},
         "full": {"repetitions": 5, "folds": 5, "draws": 400, "largest_dimension": 10_000},

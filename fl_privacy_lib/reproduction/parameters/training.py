@@ -12,6 +12,7 @@ class FedCdp(Settings):
     """Parameters of notebook 05, `fed_cdp`."""
 
     chapter: ClassVar[str] = "05"
+    auto_datasets: ClassVar[tuple[str, ...]] = ("mnist", "digits")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"participants": 2, "rounds": 1, "local_iterations": 2, "examples": 20},
         "full": {

@@ -10,12 +10,13 @@ from typing import Any
 
 import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.execution import check_disk, execute, resolved, say, timed
 from fl_privacy_lib.reproduction.parameters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.records import write_atomically
 from fl_privacy_lib.reproduction.settings import Settings
-from fl_privacy_lib.reproduction.tables import Table, claims_table
+from fl_privacy_lib.reproduction.tables import Table, claims_table, summary_table
 
 STAGE = BUILD / "stage"
 HTML = BUILD / "html"
@@ -108,10 +109,19 @@ def stage(profile: str, overrides: dict[str, Any]) -> None:
     pages = {
         "parameters": parameters_page(),
         "run_times": run_times_page(executed),
-        "claims": claims_table().html(),
+        "claims": claims_page(),
     }
     for name, text in pages.items():
         write_atomically(generated / f"{name}.md", text.encode())
+
+
+def claims_page() -> str:
+    """Return the ledger as Markdown: how many claims have which verdict, then a table for each chapter."""
+    parts = [summary_table().html()]
+    for number in sorted({entry["chapter"] for entry in load_claims()}):
+        notebook = f"{{doc}}`/notebooks/{CHAPTERS[number][0]}`\n\n" if number in CHAPTERS else ""
+        parts.append(f"## Chapter {int(number)}\n\n{notebook}{claims_table(number).html()}")
+    return "\n\n".join(parts) + "\n"
 
 
 def build(profile: str = "quick", overrides: dict[str, Any] | None = None) -> Path:

@@ -1,5 +1,6 @@
 """Tables for the pages: measured beside published, a status badge on each row."""
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -17,7 +18,7 @@ from fl_privacy_lib.reproduction.claims import (
 )
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, load_published, reproduces
+from fl_privacy_lib.reproduction.published import MEASURED_AS, STATUSES, Value, load_published, reproduces
 
 
 class Table:
@@ -167,6 +168,15 @@ def claims_table(chapter: str | None = None) -> Table:
             where = f"{named(entry['paper'])}: {entry['where']}"
             rows.append([where, entry["statement"], Badge(str(found)), found.note or "—"])
     return Table(["where", "claim, in our words", "verdict", "why"], rows)
+
+
+def summary_table() -> Table:
+    """Return how many claims of each paper have which status."""
+    counts = Counter((entry["paper"], verdict(entry).status) for entry in load_claims())
+    papers = list(dict.fromkeys(paper for paper, _ in counts))
+    rows = [[named(paper), *(counts[paper, status] for status in STATUSES)] for paper in papers]
+    rows.append(["all", *(sum(n for (_, own), n in counts.items() if own == status) for status in STATUSES)])
+    return Table(["paper", *STATUSES], rows)
 
 
 def time_table(chapter: str) -> Table:

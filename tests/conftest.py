@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fl_privacy_lib.data import load
+
 torch.set_num_threads(1)
 
 
@@ -19,3 +21,17 @@ def data_root() -> Path:
     if os.environ.get("CI") and named:
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def real(data_root, tmp_path_factory):
+    """Load a real data set once a module, through a cache in a temporary folder."""
+    cache, held = tmp_path_factory.mktemp("cache"), {}
+
+    def get(name):
+        if name not in held:
+            held[name] = load(name, data_root, cache)
+        return held[name]
+
+    yield get
+    held.clear()

@@ -44,20 +44,6 @@ EMBEDDED = ("cancer", "digits", "syn_l", "syn_h")
 NO_FILES = Path("/nowhere")
 
 
-@pytest.fixture(scope="module")
-def real(data_root, tmp_path_factory):
-    """Load a real data set once, through a cache in a temporary folder."""
-    cache, held = tmp_path_factory.mktemp("cache"), {}
-
-    def get(name):
-        if name not in held:
-            held[name] = load(name, data_root, cache)
-        return held[name]
-
-    yield get
-    held.clear()
-
-
 @pytest.fixture
 def mnist_copy(data_root, tmp_path):
     """A data folder of one's own with MNIST's four files."""

@@ -62,20 +62,6 @@ A9A = """
 
 
 @pytest.fixture(scope="module")
-def real(data_root, tmp_path_factory):
-    """Load a data set once, through a cache in a temporary folder."""
-    cache, held = tmp_path_factory.mktemp("cache"), {}
-
-    def get(name):
-        if name not in held:
-            held[name] = load(name, data_root, cache)
-        return held[name]
-
-    yield get
-    held.clear()
-
-
-@pytest.fixture(scope="module")
 def adult(data_root):
     """Adult's records as pandas reads them, training file first."""
     files = [(data_root / "Adult/adult.data", 0), (data_root / "Adult/adult.test", 1)]

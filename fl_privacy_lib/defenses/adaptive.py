@@ -212,7 +212,23 @@ class QuantileNorm(Rule):
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class _UnderRule:
+    """What the stages below share: a rule, and a noise of σ times its level."""
+
+    rule: Rule
+    noise_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        in_range(0, math.inf, noise_scale=self.noise_scale)
+
+    @property
+    def clip(self) -> Clip | None:
+        """The rule's bound known beforehand."""
+        return self.rule.clip
+
+
+@dataclass(frozen=True)
+class AdaptiveClip(_UnderRule):
     """The stage per_example under a rule: clip every example's gradient, and noise it with σ times the rule's level.
 
     Parameters
@@ -221,18 +237,11 @@ class AdaptiveClip:
     noise_scale, divide_by : as in `route.PerExample`; the *batch mean* carries `mean_std` of σS
     """
 
-    rule: Rule
-    noise_scale: float = 0.0
     divide_by: str = "sqrt_batch"
 
     def __post_init__(self) -> None:
-        in_range(0, math.inf, noise_scale=self.noise_scale)
+        super().__post_init__()
         one_of(DIVISORS, divide_by=self.divide_by)
-
-    @property
-    def clip(self) -> Clip | None:
-        """The rule's bound known beforehand."""
-        return self.rule.clip
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped and noised one by one."""
@@ -246,7 +255,7 @@ class AdaptiveClip:
 
 
 @dataclass(frozen=True)
-class AdaptiveNoise:
+class AdaptiveNoise(_UnderRule):
     """The stage per_batch under a rule: noise on the batch mean, of σ times the level of the batch's own norms.
 
     Parameters
@@ -255,18 +264,11 @@ class AdaptiveNoise:
     noise_scale, divide_by : as in `route.BatchNoise`
     """
 
-    rule: Rule
-    noise_scale: float = 0.0
     divide_by: str = "batch"
 
     def __post_init__(self) -> None:
-        in_range(0, math.inf, noise_scale=self.noise_scale)
+        super().__post_init__()
         one_of(DIVISORS, divide_by=self.divide_by)
-
-    @property
-    def clip(self) -> Clip | None:
-        """The rule's bound known beforehand."""
-        return self.rule.clip
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [clients, …] with noise; ``ctx.norms`` holds the examples' norms before clipping."""
@@ -278,20 +280,14 @@ class AdaptiveNoise:
 
 
 @dataclass(frozen=True)
-class AdaptiveUpdate:
+class AdaptiveUpdate(_UnderRule):
     """The stages per_client and on_arrival under a rule: an update is a batch of one."""
 
-    rule: Rule
-    noise_scale: float = 0.0
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        in_range(0, math.inf, noise_scale=self.noise_scale, scale=self.scale)
-
-    @property
-    def clip(self) -> Clip | None:
-        """The rule's bound known beforehand."""
-        return self.rule.clip
+        super().__post_init__()
+        in_range(0, math.inf, scale=self.scale)
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return updates [clients, …], clipped, with noise of standard deviation σS·scale."""

@@ -1,5 +1,7 @@
 """The ledger: its form, the rule of a value's verdict, and verdicts that follow from rows and can fail."""
 
+from html import escape
+
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -8,9 +10,12 @@ from hypothesis import strategies as st
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction import claims
+from fl_privacy_lib.reproduction.book import claims_page
+from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.paths import PUBLISHED, ROOT
 from fl_privacy_lib.reproduction.published import STATUSES, Value, load_index, load_published, reproduces
 from fl_privacy_lib.reproduction.summary import with_summary
+from fl_privacy_lib.reproduction.tables import summary_table
 
 SETTING = {"victims": 100, "max_iterations": 300}
 
@@ -208,3 +213,12 @@ def test_the_readme_summary_is_fresh():
     assert with_summary(readme) == readme, "run `make summary`"
     with pytest.raises(InputError, match="markers"):
         with_summary("no markers here")
+
+
+def test_the_ledger_page_has_every_claim_in_its_chapter():
+    counts, *chapters = claims_page().split("## Chapter ")
+    for entry in load_claims():
+        own = [text for text in chapters if text.startswith(f"{int(entry['chapter'])}\n")]
+        assert len(own) == 1 and escape(entry["statement"]) in own[0], entry["id"]
+    assert all(status in counts for status in STATUSES)
+    assert sum(summary_table().rows[-1][1:]) == len(load_claims())

@@ -126,11 +126,11 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
 def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> list[bool]:
     """Return, for each recorded cell, whether the test holds there.
 
-    values : the published cell of the same keys is reproduced
+    values : the published cell of the same keys is reproduced; `published` names the table where it is another
     accounted : the published ε, budget or stopping time of the same keys comes out, see `compare_accounted`
     rate_above, rate_below : the Wilson interval of the success rate lies above, or below, `bound`
     fewer_iterations : `rows` needs fewer attack iterations to success than `than`, data set by data set
-    shown : the metric `metric` is at least `bound`
+    shown : the metric `metric` is at least `bound`: a number, or the name of another metric of the same cell
     at_most : the metric `metric` is at most `bound`
     ratio : a method's cost over the non-private one is the published ratio within the factor `factor`
     ahead : the metric of `rows` is above that of `than`, both at equal values of the columns `on`, by more than
@@ -140,7 +140,7 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
     """
     kind = test["check"]
     if kind == "values":
-        return [held for *_, held in compare_values(entry["table"], frame)]
+        return [held for *_, held in compare_values(test.get("published", entry["table"]), frame)]
     if kind == "accounted":
         return [held for *_, held in compare_accounted(entry["table"], frame)]
     if kind in ("rate_above", "rate_below"):
@@ -167,8 +167,10 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
         whole = [group for group in groups if {str(level) for level in test["levels"]} <= set(group.index)]
         return [bool(group.index[group == group.max()].isin([str(level) for level in test["at"]]).any())
                 for group in whole]  # fmt: skip
-    values = own["mean"]
-    return list(values <= test["bound"] if kind == "at_most" else values >= test["bound"])
+    values, bound = own["mean"].to_numpy(), test["bound"]
+    if isinstance(bound, str):  # the rows of a cell stand together, so both metrics come in the cells' order
+        bound = frame[frame["metric"] == bound]["mean"].to_numpy()
+    return list(values <= bound if kind == "at_most" else values >= bound)
 
 
 def compare_ratios(table: str, frame: pd.DataFrame) -> list[tuple[str, str, float, float]]:

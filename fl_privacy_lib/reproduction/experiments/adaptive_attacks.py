@@ -1,22 +1,37 @@
 """Adaptive attacks: published and adaptive attackers against transformations, noise and clipping (chapters 01, 02).
 
-A cell is one data set, defence, level, attack and arm. `recorded_grid` lists the cells of every recorded table.
+A cell is one data set, defence, level, attack and arm. `LearnedCell` is a cell of the learned attacker, `ThreatCell`
+one of the rest of Fed-αCDP's Table 3. `recorded_grid` lists the cells of every recorded table.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from fl_privacy_lib import metrics
 from fl_privacy_lib.attacks import PUBLISHED, Attack
+from fl_privacy_lib.attacks.evidence import stacked
+from fl_privacy_lib.attacks.labels import infer_labels
+from fl_privacy_lib.attacks.learned import LearnedAttack, LearnedInverter, train
 from fl_privacy_lib.data import Dataset, Partition, iid
-from fl_privacy_lib.defenses import Defense, dssgd, fed_alpha_cdp, fed_cdp, non_private, pruned, random_noise
+from fl_privacy_lib.defenses import (
+    Defense,
+    adaclip,
+    dssgd,
+    fed_alpha_cdp,
+    fed_cdp,
+    non_private,
+    pruned,
+    quantile_clipped,
+    random_noise,
+)
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.experiments import threat_types
-from fl_privacy_lib.reproduction.experiments.threat_types import PARTITIONS, Scene
+from fl_privacy_lib.reproduction.experiments.threat_types import PARTITIONS, PUBLISHED_BATCH, Scene
 from fl_privacy_lib.reproduction.parameters import AdaptiveAttacks
 from fl_privacy_lib.sampling import Plan
 
@@ -31,6 +46,8 @@ METHODS: dict[str, Callable[["Cell"], Defense]] = {
     "fed_cdp": lambda c: fed_cdp(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
     "fed_alpha_cdp_example": lambda c: fed_alpha_cdp("example", clip_norm=c.clip_norm, noise_scale=c.noise_scale),
     "fed_alpha_cdp_batch": lambda c: fed_alpha_cdp("batch", clip_norm=c.clip_norm, noise_scale=c.noise_scale),
+    "quantile_clip": lambda c: quantile_clipped(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
+    "adaclip": lambda c: adaclip(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
 }
 """Defences whose strength is one number, `level`: a standard deviation per coordinate, or a fraction pruned."""
 
@@ -42,7 +59,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "prior": {"tv": 1e-4, "objective": "relative"},
     "several": {},
 }
-"""What the attacker adds to the published attack."""
+"""What the attacker adds to the published attack. The arm `learned` has no such line: it does not search."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +96,58 @@ class Cell:
         return METHODS[self.method](self)
 
 
+@dataclass(frozen=True)
+class LearnedCell(Cell):
+    """A cell of the learned attacker; its fields are those of `LearnedAttack`."""
+
+    arm: str = "learned"
+    attack: str = "learned"
+    public_images: int = 4000
+    projection: int = 512
+    views: int = 8
+    hidden: int = 1000
+    epochs: int = 20
+
+    def attacker(self, seed: int) -> LearnedAttack:
+        """Return the attacker's settings."""
+        names = ("public_images", "projection", "views", "hidden", "epochs")
+        return LearnedAttack(seed=seed, **{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class ThreatCell(Cell):
+    """A cell that may read updates, attacked as the cells of chapter 01.
+
+    Parameters
+    ----------
+    tap, batch_size : where the adversary reads, and B
+    threat_type : the paper's name for it. The defences here do nothing behind the update, so types 0 and 1 read the
+        same values; such cells are equal, and attacked once.
+    """
+
+    tap: str = "example"
+    batch_size: int = 1
+    local_iterations: int = 1
+    local_lr: float = 0.05
+    threat_type: str = field(default="type_2", compare=False)
+
+
+def _clients_data(cell: Cell, data: Dataset, seed: int) -> list[np.ndarray]:
+    """Return the positions of every attacked client's training examples."""
+    rng = np.random.default_rng([seed, 1])
+    split = PARTITIONS.get(data.name, lambda d, k, r: iid(len(d.train_y), k, min(50, len(d.train_y)), r))
+    partition = split(data, cell.clients, rng)
+    chosen = Plan(cell.clients, cell.victims, 1, 1, 1, local_lr=0.05, seed=seed).participants_of(0)
+    return [partition.indices[int(c)] for c in chosen]
+
+
 def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
     """Train for `at_round` rounds without a defence, then keep what stands at each victim's tap `example`.
 
     The victim is the first example of the first batch, the same in all R observed rounds.
     """
-    rng = np.random.default_rng([seed, 1])
-    split = PARTITIONS.get(data.name, lambda d, k, r: iid(len(d.train_y), k, min(50, len(d.train_y)), r))
-    partition = split(data, cell.clients, rng)
+    own = _clients_data(cell, data, seed)
     model = build(cell.network, data.example_shape, data.n_classes, torch.Generator().manual_seed(seed)).to(device)
-    chosen = Plan(cell.clients, cell.victims, 1, 1, 1, local_lr=0.05, seed=seed).participants_of(0)
-    own = [partition.indices[int(c)] for c in chosen]
     used = np.unique(np.concatenate(own))
     few = Partition("victims", tuple(np.searchsorted(used, indices) for indices in own), len(used))
     train = (torch.as_tensor(data.train_x[used]).to(device), torch.as_tensor(data.train_y[used]).to(device))
@@ -121,7 +179,52 @@ def measure(
     cell: Cell, data: Dataset, device: torch.device, snapshots: tuple[int, ...] = ()
 ) -> dict[str, np.ndarray]:
     """Attack all victims of all seeds of a cell and score them; see `threat_types.measure`."""
-    return threat_types.measure(cell, data, device, snapshots, scene, attack_of)  # type: ignore[arg-type]
+    if isinstance(cell, LearnedCell):
+        return _measure_learned(cell, data, device)
+    where = threat_types.scene if isinstance(cell, ThreatCell) else scene
+    return threat_types.measure(cell, data, device, snapshots, where, attack_of)  # type: ignore[arg-type]
+
+
+def public_images(cell: LearnedCell, data: Dataset, seed: int) -> np.ndarray:
+    """Return positions of training images that no attacked client holds, in a random order."""
+    held = np.concatenate(_clients_data(cell, data, seed))
+    rest = np.setdiff1d(np.arange(len(data.train_y)), held)
+    return np.random.default_rng([seed, 2]).permutation(rest)[: cell.public_images]
+
+
+def taught(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> LearnedInverter:
+    """Return the attacker, trained on public images at the weights that a scene was observed at."""
+    public, observation = public_images(cell, data, seed), view.observations[0]
+    device = next(view.model.parameters()).device
+    images, labels = (torch.as_tensor(part[public]).to(device) for part in (data.train_x, data.train_y))
+    return train(view.model, observation.weights, cell.defense, images, labels, cell.attacker(seed))
+
+
+def _measure_learned(cell: LearnedCell, data: Dataset, device: torch.device) -> dict[str, np.ndarray]:
+    """Train the attacker for every seed's weights and score its readings, in the columns of `threat_types.measure`.
+
+    It takes no iterations and needs no label; the label is that which the others infer. As there, an image that does
+    not succeed counts as `max_iterations`.
+    """
+    parts: dict[str, list[np.ndarray]] = {}
+    first: dict[str, np.ndarray] = {}
+    for seed in range(cell.seed, cell.seed + cell.seeds):
+        view = scene(cell, data, seed, device)
+        images = taught(cell, view, data, seed)(view.observations).cpu().numpy()  # [V, 1, C, H, W]
+        success = metrics.success(images, view.truth)
+        scores = {
+            "mse": metrics.mse(images, view.truth),
+            "ssim": metrics.ssim(images, view.truth),
+            "success": success,
+            "iterations": np.where(success, 0, cell.max_iterations),
+            "label_right": infer_labels(stacked(view.observations), 1).cpu().numpy() == view.labels,
+            "attack_iterations": np.zeros(cell.victims, dtype=int),
+            "status": np.full(cell.victims, "read"),
+        } | threat_types.trivial_guesses(view, data)
+        for name, values in scores.items():
+            parts.setdefault(name, []).append(values)
+        first = first or {"images": images, "truth": view.truth}
+    return {name: np.concatenate(values) for name, values in parts.items()} | first
 
 
 DATASETS = ("mnist", "cifar10", "lfw")
@@ -156,6 +259,8 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
         "attacks/noise": noise,
         "fed_alpha_cdp/section_4": _section_4(datasets, shared),
         "fed_alpha_cdp/table_3": _alpha(datasets, shared),
+        "attacks/learned": _learned(first, shared),
+        "fed_alpha_cdp/table_3_rest": _table_3_rest(datasets, shared),
         "attacks/training_round": training,
         "attacks/several_observations": several,
     }
@@ -181,11 +286,35 @@ def _alpha(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
             for reading in ("example", "batch") for arm in ("naive", "clip_aware")]  # fmt: skip
 
 
+def _learned(dataset: str, shared: dict[str, Any]) -> list[Cell]:
+    """Return the learned attacker at the noise levels of the others, and under clipping without and with noise."""
+    levels = [("gaussian", std) for std in NOISE] + [("clipped", 0.0), ("clipped_gaussian", 1e-2),
+              ("clipped_gaussian", 1e-1)]  # fmt: skip
+    return [LearnedCell(dataset, method, level, **shared) for method, level in levels]
+
+
+def _table_3_rest(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
+    """Return Table 3's quantile clipping and AdaClip for all types, and Fed-αCDP[σ] for types 0 and 1.
+
+    Rows without a defence and of Fed-SDP are those of Fed-CDP's Table VII, in chapter 01.
+    """
+    adaptive = dict.fromkeys(("quantile_clip", "adaclip"), 6.0)
+    alpha = {f"fed_alpha_cdp_{reading}": 15.0 for reading in ("example", "batch")}
+    types = {"type_2": ("example", adaptive), "type_1": ("update", adaptive | alpha),
+             "type_0": ("update", adaptive | alpha)}  # fmt: skip
+    return [
+        ThreatCell(d, method, arm=arm, noise_scale=scale, tap=tap, threat_type=threat, batch_size=PUBLISHED_BATCH[d],
+                   **shared)
+        for d in datasets if d != "cifar10" for threat, (tap, methods) in types.items()
+        for method, scale in methods.items() for arm in ("naive", "clip_aware")
+    ]  # fmt: skip
+
+
 def record_key(cell: Cell) -> dict[str, Any]:
     """Return a recorded row's key: the published table's own keys, then the settings that really ran."""
     method = "fed_alpha_cdp_sigma" if cell.method.startswith("fed_alpha_cdp") else cell.method
     published = {"dataset": cell.dataset, "method": method, "attack": PRINTED.get(cell.attack, cell.attack),
-                 "threat_type": "type_2", "defense": cell.method}  # fmt: skip
+                 "threat_type": getattr(cell, "threat_type", "type_2"), "defense": cell.method}  # fmt: skip
     return published | {name: value for name, value in asdict(cell).items() if name not in published}
 
 

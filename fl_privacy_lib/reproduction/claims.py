@@ -4,6 +4,7 @@
 computed here from the records, never typed.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     path = folder / f"{table}.csv"
     if not path.exists():
         return pd.DataFrame(columns=["metric"])
+    return _read(path, path.stat().st_mtime_ns).copy()
+
+
+@functools.lru_cache(maxsize=128)
+def _read(path: Path, changed: int) -> pd.DataFrame:  # many claims rest on one table
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     for column in ("mean", "std", "seconds"):
         frame[column] = pd.to_numeric(frame[column])

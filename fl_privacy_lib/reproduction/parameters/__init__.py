@@ -17,6 +17,7 @@ CHAPTERS: dict[str, tuple[str, type[Settings]]] = {
     "02": ("02_adaptive_attacks", AdaptiveAttacks),
     "03": ("03_counting_privacy", CountingPrivacy),
     "04": ("04_fast_private_training", FastTraining),
+    "05": ("05_fed_cdp", FedCdp),
     "08": ("08_fedsel", FedSel),
 }
 """Chapter number → notebook name and settings class."""

@@ -1,0 +1,199 @@
+"""Reading Fed-CDP's records: each row as a point again, with its ε and its effective noise (chapter 05)."""
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fl_privacy_lib.audit import Statements, statement
+from fl_privacy_lib.data import DATASETS, available
+from fl_privacy_lib.defenses import Holding
+from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, load_claims, select
+from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, SDP, SETUPS, Training
+from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import TUNED_AS, Rates
+from fl_privacy_lib.reproduction.paths import data_root
+from fl_privacy_lib.reproduction.points import loaded
+from fl_privacy_lib.reproduction.published import load_published
+
+DELTA = 1e-5
+TENSORS = 3  # of both networks
+SIZES = ("clients", "participants", "rounds", "local_iterations", "batch_size", "noise_scale", "clip_norm")
+
+
+def point_of(row: Any) -> Training:
+    """Return the training that a recorded row is of."""
+    return Training(**{f.name: row[f.name] == "True" if f.type is bool else f.type(row[f.name])  # type: ignore[operator]
+                       for f in fields(Training)})  # fmt: skip
+
+
+def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return one dict a recorded cell: its columns, the metric columns' means by name, and accuracy's spread.
+
+    >>> frame = pd.DataFrame({"dataset": ["a"] * 2, "metric": ["accuracy", "growth"], "mean": [0.9, 2.0],
+    ...                       "std": [0.1, 0.0], "n": ["3", "3"], "seeds": ["3", "3"]})
+    >>> [(c["accuracy"], c["accuracy_std"], c["growth"]) for c in cells(frame)]
+    [(0.9, 0.1, 2.0)]
+    """
+    frame = select(frame, rows or {})
+    if frame.empty:
+        return []
+    keys = list(frame.columns[: list(frame.columns).index("metric")])
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in frame.to_dict("records"):
+        cell = found.setdefault(tuple(row[k] for k in keys), {k: row[k] for k in (*keys, "seeds")})
+        cell |= {row["metric"]: row["mean"], f"{row['metric']}_std": row["std"]}
+    return list(found.values())
+
+
+def nearest_rate(point: Training, rates: Rates) -> float:
+    """Return the recorded best learning rate of the nearest arm; the released code's where there is none.
+
+    An arm is of the same method and reading. Near is, in this order: the same data (MNIST's stands in), σ and L.
+    """
+    if point.setting == "as_coded":
+        return CODE_RATE
+    method = TUNED_AS.get(point.method, point.method)
+
+    def far(arm: tuple[str, ...]) -> tuple[Any, ...]:
+        dataset, _, _, noise, iterations = arm
+        sizes = _ratio(float(noise), point.noise_scale), _ratio(int(iterations), point.local_iterations)
+        return dataset != point.dataset, dataset != "mnist", *sizes
+
+    arms = [arm for arm in rates if arm[1:3] == (method, point.setting)]
+    return rates[min(arms, key=far)] if arms else CODE_RATE
+
+
+def nearest_cell(point: Training, found: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the recorded cell of the same data, method and reading whose sizes are nearest by ratio, or None."""
+    same = [c for c in found
+            if (c["dataset"], c["method"], c["setting"]) == (point.dataset, point.method, point.setting)]  # fmt: skip
+
+    own = asdict(point)
+    return min(same, key=lambda cell: sum(_ratio(float(cell[s]), own[s]) for s in SIZES)) if same else None
+
+
+def _ratio(one: float, other: float) -> float:
+    return abs(math.log(max(one, 1e-3) / max(other, 1e-3)))
+
+
+@functools.cache
+def holding(dataset: str, clients: int) -> Holding:
+    """Return how a data set's training examples lie among so many clients."""
+    data = loaded(dataset, train_only=False)
+    return Holding.of(SETUPS[dataset].split(data, clients, np.random.default_rng([0, 1])), TENSORS)
+
+
+@functools.cache
+def spent(point: Training, tap: str = "update") -> Statements:
+    """Return what the paper counts for a training, and what can be proved: for a client under Fed-SDP, else an example.
+
+    Adding or removing, δ = 1e-5; see `audit.statement`.
+    """
+    unit: Any = "client" if point.method in SDP else "example"
+    held = holding(point.dataset, point.clients)
+    return statement(point.defense, point.plan(0), held, delta=DELTA, unit=unit, tap=tap)
+
+
+def epsilons(point: Training) -> str:
+    """Return both ε of a private training as 'counted / proved', a dash for one without noise.
+
+    How often an example is held is read off the data; without them the ε of a recorded row is not shown.
+    """
+    if not point.multiplier:
+        return "—"
+    if point.dataset not in DATASETS or not available(point.dataset, data_root()):
+        return "data not here"
+    # nothing of what is replaced here changes an ε, and computing one takes up to a second
+    both = spent(replace(point, local_lr=CODE_RATE, seed=0, seeds=1, pruned=0.0, held_out=False, watched=False))
+    return " / ".join("∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A recorded cell beside the published one, or a published one that has none (`own` is None)."""
+
+    printed: dict[str, str]
+    own: dict[str, Any] | None
+    status: str
+
+
+def compared(table: str, frame: pd.DataFrame) -> Iterator[Compared]:
+    """Yield every published accuracy of a table with each recorded cell of the same keys, and the computed status."""
+    setting = next(c["setting"] for c in load_claims() if c.get("table") == table and "setting" in c)
+    printed = select(load_published(table), {"metric": "accuracy"})
+    full = set(at_published_setting(frame, setting).index) if len(frame) else set()
+    keys = [c for c in printed.columns if c not in ("metric", "unit", "value")]
+    own = {tuple(c[k] for k in frame.columns[: list(frame.columns).index("metric")]): c for c in cells(frame)}
+    met: dict[tuple[str, ...], list[Compared]] = {}
+    for row, found, held in compare_values(table, frame) if len(frame) else ():
+        if row["metric"] == "accuracy":
+            cell = own[tuple(found[k] for k in frame.columns[: list(frame.columns).index("metric")])]
+            word = "reduced setting" if found.name not in full else "reproduced" if held else "not reproduced"
+            met.setdefault(tuple(row[k] for k in keys), []).append(Compared(dict(row), cell, word))
+    for _, row in printed.iterrows():
+        yield from met.get(tuple(row[k] for k in keys), [Compared(dict(row), None, "not run")])
+
+
+@dataclass(frozen=True)
+class NoisePoint:
+    """An accuracy over x = z/√K_t, the noise multiplier of one round's mean."""
+
+    x: float
+    accuracy: float
+    std: float
+    point: Training
+    tuned: bool  # at a learning rate chosen for this σ
+
+
+def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
+    """Return Fed-CDP's recorded trainings on MNIST with C = 4, T = 100, L = 100, B = 5, in the order of x.
+
+    Parameters
+    ----------
+    tables : name → measured table, of 'noise', 'table_2' and 'table_5'
+    """
+    rows = {"dataset": "mnist", "method": "fed_cdp", "clip_norm": "4", "rounds": "100", "local_iterations": "100",
+            "batch_size": "5"}  # fmt: skip
+    found: dict[Training, NoisePoint] = {}
+    for name, frame in tables.items():
+        for cell in cells(frame, rows):
+            point = point_of(cell)
+            own = name != "table_5" or point.noise_scale == 6
+            x = point.multiplier / math.sqrt(point.participants)
+            found.setdefault(point, NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, own))
+    return sorted(found.values(), key=lambda p: p.x)
+
+
+Bracket = tuple[float | None, float | None]
+
+
+def bracket(points: list[NoisePoint], level: float) -> Bracket:
+    """Return the largest recorded x that reaches an accuracy, and the next larger one that does not; None for none."""
+    reached = max((p.x for p in points if p.accuracy >= level), default=None)
+    missed = min((p.x for p in points if reached is None or p.x > reached), default=None)
+    return reached, missed
+
+
+def clients_needed(multiplier: float, found: Bracket) -> tuple[float, float]:
+    """Return K_t below which z/√K_t is where the level was missed, and from which on it is where it was reached.
+
+    >>> clients_needed(6.0, (0.3, 0.6)), clients_needed(6.0, (0.0, 0.1)), clients_needed(6.0, (None, 0.1))
+    ((100.0, 400.0), (3600.0, inf), (3600.0, inf))
+    """
+    reached, missed = found
+    low = 0.0 if missed is None else (multiplier / missed) ** 2 if missed else math.inf
+    return round(low, 6), round((multiplier / reached) ** 2, 6) if reached else math.inf
+
+
+def break_even(found: list[dict[str, Any]]) -> float | None:
+    """Return the x at which a round's noise is as long as its signal: the median over the records of `utility`.
+
+    Noise is proportional to x and the signal is not, so a recorded ratio at one x gives the x of ratio 1.
+    """
+    here = [float(c["multiplier"]) / math.sqrt(int(c["participants"])) * c["signal_to_noise"]
+            for c in found if c["at_round"] == "0"]  # fmt: skip
+    return float(np.median(here)) if here else None

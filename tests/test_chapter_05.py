@@ -1,0 +1,286 @@
+"""Chapter 05: records are read back as what they are, and the page stands with any part of them."""
+
+import json
+import math
+import re
+import types
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fl_privacy_lib import audit
+from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
+from fl_privacy_lib.reproduction import claims, points, recording_fed_cdp
+from fl_privacy_lib.reproduction.experiments import fed_cdp as training
+from fl_privacy_lib.reproduction.experiments import fed_cdp_rows, fed_cdp_utility
+from fl_privacy_lib.reproduction.experiments.fed_cdp import Training
+from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import PARTS
+from fl_privacy_lib.reproduction.parameters import FedCdp
+from fl_privacy_lib.reproduction.paths import ROOT
+
+FULL = FedCdp.of_profile("full")
+PAGE = ROOT / "notebooks" / "05_fed_cdp.ipynb"
+
+
+class EveryRate(dict):
+    """Learning rates as if every arm had been tuned."""
+
+    def __contains__(self, arm):
+        return True
+
+    def __missing__(self, arm):
+        return 0.01
+
+
+def accuracy_at(point):
+    """Return a made-up accuracy that falls with the noise of a round's mean: 0.97 without, 0.5 at z/√K_t = 1."""
+    return 0.1 + 0.87 / (1 + point.multiplier / math.sqrt(point.participants))
+
+
+def made_up(point):
+    """Return a result of the right form for any point of the grid, with no training at all."""
+    if isinstance(point, fed_cdp_utility.Utility):
+        found = {name: np.array([1.0, 2.0, 3.0]) for name in ("signal", "noise", "predicted_noise")}
+        found |= {"bounds": np.array([0.1, 0.2]), "flipped": np.array([False, True])}
+        return found | {name: np.array(2.0) for name in ("gradient_noise", "step_noise", "seconds")}
+    accuracy = np.full(point.seeds, accuracy_at(point))
+    found = {"accuracy": accuracy, "test_accuracy": accuracy, "rounds_run": np.full(point.seeds, point.rounds)}
+    found |= {"diverged": np.zeros(point.seeds), "growth": np.ones(point.seeds), "seconds": np.array(0.0)}
+    return found | {"norms": np.ones((point.rounds, point.local_iterations, 3))}
+
+
+def record(folder, names):
+    """Write made-up records of these parts at the full settings, a table at once, in the recording's own form."""
+    rows = {}
+    for name in names:
+        part = PARTS[name]
+        for cell in (c for dataset in part.datasets for c in part.make(FULL, dataset, EveryRate())):
+            keys = {k: v for k, v in cell.key().items() if k != "seeds"}
+            for metric, values in cell.values(made_up(cell.point)).items():
+                own = {"seeds": getattr(cell.point, "seeds", 1), "seconds": 0.0}
+                rows.setdefault(part.table, []).append(keys | {"metric": metric} | values | own)
+    for table, found in rows.items():
+        path = folder / "fed_cdp" / f"{table}.csv"
+        path.parent.mkdir(exist_ok=True)
+        pd.DataFrame(found).to_csv(path, index=False, float_format="%.6g")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with made-up records of the parts that tables and curve are read from."""
+    made = tmp_path_factory.mktemp("records")
+    names = "learning_rates table_2_100_5 table_2_100_10 noise local_iterations table_4 utility"
+    record(made, names.split())
+    return made
+
+
+# ---- reading rows ------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_row_is_read_back_as_the_point_it_was_made_of(folder):
+    for name in ("table_2_100_5", "noise", "table_4"):
+        part = PARTS[name]
+        wanted = {cell.point for d in part.datasets for cell in part.make(FULL, d, EveryRate())}
+        found = {fed_cdp_rows.point_of(c) for c in fed_cdp_rows.cells(claims.measured(f"fed_cdp/{part.table}", folder))}
+        assert wanted <= found
+    held = fed_cdp_rows.cells(claims.measured("fed_cdp/learning_rates", folder))
+    assert all(fed_cdp_rows.point_of(c).held_out for c in held)
+
+
+def test_cells_hold_every_metric_of_their_rows(folder):
+    frame = claims.measured("fed_cdp/table_2", folder)
+    for cell in fed_cdp_rows.cells(frame):
+        assert cell["accuracy"] == pytest.approx(accuracy_at(fed_cdp_rows.point_of(cell)), rel=1e-4)
+        assert cell["diverged"] == 0 and cell["rounds_run"] == 100
+    assert len(fed_cdp_rows.cells(frame)) == len(frame) / frame["metric"].nunique()
+    assert fed_cdp_rows.cells(frame, {"method": "no such"}) == []
+
+
+def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
+    near = {
+        ("mnist", "fed_cdp", "code", "6", "100"): 0.01, ("mnist", "fed_cdp", "code", "1", "100"): 0.05,
+        ("cancer", "fed_cdp", "code", "6", "100"): 0.25, ("mnist", "fed_cdp", "printed", "6", "100"): 0.002,
+        ("mnist", "fed_cdp", "code", "6", "1"): 0.0004,
+    }  # fmt: skip
+    point = Training("mnist", "fed_cdp", "code", local_iterations=50)
+    assert fed_cdp_rows.nearest_rate(point, near) == 0.01
+    assert fed_cdp_rows.nearest_rate(replace(point, noise_scale=0.8), near) == 0.05
+    assert fed_cdp_rows.nearest_rate(replace(point, local_iterations=2), near) == 0.0004
+    assert fed_cdp_rows.nearest_rate(replace(point, dataset="cancer"), near) == 0.25
+    assert fed_cdp_rows.nearest_rate(replace(point, dataset="digits"), near) == 0.01
+    assert fed_cdp_rows.nearest_rate(replace(point, setting="printed"), near) == 0.002
+    assert fed_cdp_rows.nearest_rate(replace(point, setting="as_coded"), near) == 0.05
+    assert fed_cdp_rows.nearest_rate(replace(point, method="fed_sdp"), near) == training.CODE_RATE
+    assert fed_cdp_rows.nearest_rate(point, {}) == training.CODE_RATE
+
+
+def test_the_nearest_cell_is_of_the_same_arm(folder):
+    cells = fed_cdp_rows.cells(claims.measured("fed_cdp/table_2", folder))
+    point = Training("mnist", "fed_cdp", "code", participants=9, rounds=4, local_iterations=50)
+    found = fed_cdp_rows.nearest_cell(point, cells)
+    assert (found["method"], found["setting"], found["participants"], found["local_iterations"]) == (
+        "fed_cdp", "code", "10", "100",
+    )  # fmt: skip
+    assert fed_cdp_rows.nearest_cell(replace(point, local_iterations=1), cells)["local_iterations"] == "1"
+    assert fed_cdp_rows.nearest_cell(replace(point, dataset="digits"), cells) is None
+
+
+# ---- ε -----------------------------------------------------------------------------------------------------
+
+
+def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
+    held = Holding(50_000, 500, 3)
+    monkeypatch.setattr(fed_cdp_rows, "holding", lambda *_: held)
+    monkeypatch.setattr(fed_cdp_rows, "available", lambda *_: True)
+    fed_cdp_rows.spent.cache_clear()
+    arms = (("fed_cdp", "example", fed_cdp("batch")), ("fed_sdp", "client", fed_sdp(participants=5)))
+    for method, unit, defense in arms:
+        point = Training("mnist", method, "code")
+        both = audit.statement(defense, point.plan(0), held, delta=1e-5, unit=unit)
+        assert both.proved.unit == unit
+        assert fed_cdp_rows.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
+    assert fed_cdp_rows.epsilons(Training("mnist", "non_private")) == "—"
+    assert fed_cdp_rows.epsilons(Training("mnist", "median_clip", "code")).endswith("/ ∞")
+    monkeypatch.setattr(fed_cdp_rows, "available", lambda *_: False)
+    assert fed_cdp_rows.epsilons(Training("mnist", "fed_cdp", "code")) == "data not here"
+    fed_cdp_rows.spent.cache_clear()
+
+
+# ---- published beside measured -----------------------------------------------------------------------------
+
+
+def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
+    frame = claims.measured("fed_cdp/table_2", folder)
+    frame = frame[frame["local_iterations"] != "1"]
+    found = list(fed_cdp_rows.compared("fed_cdp/table_2", frame))
+    ran = [c for c in found if c.own is not None]
+    assert {(c.printed["clients"], c.printed["participation"]) for c in ran} == {("100", "0.05"), ("100", "0.10")}
+    assert len(ran) == 2 * 9 and len(found) - len(ran) == 48 - 2 * 4
+    assert {c.status for c in found if c.own is None} == {"not run"}
+    for c in ran:
+        held = abs(c.own["accuracy"] - float(c.printed["value"])) <= max(2 * c.own["accuracy_std"], 0.01)
+        assert c.status == ("reproduced" if held else "not reproduced")
+        assert c.own["method"] == c.printed["method"]
+    assert {c.status for c in ran} == {"reproduced", "not reproduced"}
+    empty = list(fed_cdp_rows.compared("fed_cdp/table_2", frame.iloc[:0]))
+    assert len(empty) == 48 and all(c.own is None for c in empty)
+
+
+def test_a_smaller_population_is_a_reduced_setting(folder):
+    found = list(fed_cdp_rows.compared("fed_cdp/table_4", claims.measured("fed_cdp/table_4", folder)))
+    words = {(c.printed["dataset"], c.status == "reduced setting") for c in found if c.own is not None}
+    assert words == {("mnist", True), ("adult", False), ("cancer", False)}
+
+
+# ---- the curve ---------------------------------------------------------------------------------------------
+
+
+def test_the_curve_holds_each_training_once_in_the_order_of_its_noise(folder):
+    tables = {name: claims.measured(f"fed_cdp/{name}", folder) for name in ("noise", "table_2", "table_5")}
+    found = fed_cdp_rows.noise_points(tables)
+    assert [p.x for p in found] == sorted(p.x for p in found)
+    assert len({p.point for p in found}) == len(found)
+    assert {p.point.method for p in found} == {"fed_cdp"} and {p.point.local_iterations for p in found} == {100}
+    for p in found:
+        assert p.accuracy == pytest.approx(accuracy_at(p.point), rel=1e-4)
+        assert p.x == pytest.approx(p.point.multiplier / p.point.participants**0.5)
+    # 0.1 + 0.87 / (1 + x) ≥ 0.9 up to x = 0.0875: of the recorded z/√10 that is z = 0.1, and z = 0.5 misses it
+    assert fed_cdp_rows.bracket(found, 0.9) == pytest.approx((0.1 / math.sqrt(10), 0.5 / math.sqrt(10)))
+    assert fed_cdp_rows.bracket(found, 0.99) == (None, 0.0)
+    assert fed_cdp_rows.bracket(found, 0.0) == (found[-1].x, None)
+    assert fed_cdp_rows.bracket([], 0.9) == (None, None)
+    assert fed_cdp_rows.noise_points({name: t.iloc[:0] for name, t in tables.items()}) == []
+
+
+def test_a_sweep_at_one_rate_is_not_called_tuned():
+    row = {"dataset": "mnist", "method": "fed_cdp", "setting": "code", "metric": "accuracy", "mean": 0.5, "std": 0.0}
+    point = Training("mnist", "fed_cdp", "code", participants=10)
+
+    def frame(scale):
+        settings = vars(replace(point, noise_scale=scale))
+        keys = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in settings.items()}
+        return pd.DataFrame([keys | row])[[*keys, "metric", "mean", "std"]]
+
+    assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(2.0)})] == [False]
+    assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(6.0)})] == [True]
+    assert [p.tuned for p in fed_cdp_rows.noise_points({"noise": frame(2.0)})] == [True]
+
+
+def test_the_clients_needed_put_a_round_where_the_level_was_missed_and_reached():
+    low, high = fed_cdp_rows.clients_needed(6.0, (0.2, 0.5))
+    assert (6 / math.sqrt(low), 6 / math.sqrt(high)) == pytest.approx((0.5, 0.2))
+    assert fed_cdp_rows.clients_needed(6.0, (None, 0.0)) == (math.inf, math.inf)
+    assert fed_cdp_rows.clients_needed(6.0, (2.0, None)) == (0.0, 9.0)
+
+
+def test_the_break_even_noise_makes_the_ratio_one():
+    cells = [{"multiplier": "6", "participants": "9", "signal_to_noise": 0.1, "at_round": at} for at in ("0", "20")]
+    cells[1]["signal_to_noise"] = 5.0
+    assert fed_cdp_rows.break_even(cells) == pytest.approx(0.2)
+    assert fed_cdp_rows.break_even([]) is None
+
+
+# ---- the page ----------------------------------------------------------------------------------------------
+
+
+def sources():
+    return [("".join(c["source"]), c["metadata"].get("tags", []))
+            for c in json.loads(PAGE.read_text())["cells"] if c["cell_type"] == "code"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder of finished points that the runs of the page share."""
+    return tmp_path_factory.mktemp("points")
+
+
+# all but K = 10,000, whose exact ε take seconds each
+MANY = tuple(name for name in PARTS if not name.startswith("table_2_10000"))
+
+
+@pytest.mark.parametrize("parts", [(), ("learning_rates", "noise"), MANY], ids=["nothing", "some", "most"])
+def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, monkeypatch):
+    """Every cell runs on digits at the smallest settings, whatever is recorded; the trainings are real."""
+    record(tmp_path, parts)
+    for function in (claims.measured, claims.verdict, recording_fed_cdp.chosen_rates):
+        monkeypatch.setattr(function, "__defaults__", (tmp_path,))
+    for module in (points, recording_fed_cdp):
+        monkeypatch.setattr(module, "point_cache", lambda chapter: kept)
+    monkeypatch.setattr(plt, "show", lambda: None)
+    alone = recording_fed_cdp.finished_points
+    monkeypatch.setattr(recording_fed_cdp, "finished_points", lambda p, d, **k: alone(p, d, **{"workers": 1} | k))
+    small = FedCdp.of_profile("smoke", dataset="digits", device="cpu").model_dump()
+    page = types.ModuleType("page")
+    for source, tags in sources():
+        exec(source, page.__dict__)
+        if "parameters" in tags:
+            page.__dict__.update(small)
+    plt.close("all")
+    drawn = [len(axes.lines) for axes in page.__dict__["figure"].axes]
+    assert drawn[0] >= (2 if not parts else 3)  # at least the published points, in both readings
+    text = page.beside("fed_cdp/table_2", ["clients", "participation"], ("dataset", "clients", "participation")).html()
+    assert ("reproduced</span>" in text) == (parts == MANY)
+    assert text.count("status-not-run") == (4 if parts == MANY else 12)
+    assert "0.924" in text  # printed, whether or not it ran
+
+
+def test_the_coding_exercise_can_be_solved_and_failed():
+    check = next(source for source, _ in sources() if "def check_my_record" in source)
+    solutions = (ROOT / "book" / "solutions_05.md").read_text()
+    solution = re.search(r"```python\n(def my_record.*?)```", solutions, re.S).group(1)
+    from fl_privacy_lib.federated import Tap, simulate
+
+    module = types.ModuleType("exercise")
+    module.__dict__.update({"torch": torch, "np": np, "chapter": training, "Tap": Tap, "simulate": simulate,
+                            "fed_cdp": fed_cdp, "fed_sdp": fed_sdp})  # fmt: skip
+    exec(check.partition("\n\n\ntry:")[0] + "\n" + solution, module.__dict__)
+    assert module.check_my_record(module.my_record)
+    assert not module.check_my_record(lambda gradient: next(iter(gradient.values()))[0] * 0 + 1)
+    assert not module.check_my_record(lambda gradient: list(gradient.values())[-1].flatten()[:30])
+    # what the solution says of Fed-CDP: as coded it breaks too; as printed the cosine is that of random directions
+    assert module.similarity(module.my_record, fed_cdp("batch")) > 0.999
+    assert module.similarity(module.my_record, fed_cdp("example")) < 0.5

@@ -1,0 +1,133 @@
+"""Reading the records of chapter 02: curves over one setting, and Fed-αCDP's Table 3 from where its cells stand."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS
+from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, measured, select
+from fl_privacy_lib.reproduction.figures import named
+from fl_privacy_lib.reproduction.paths import MEASURED
+from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.tables import Badge, Table, number, rate
+
+TABLE_3 = "fed_alpha_cdp/table_3"
+FULL = {"victims": 100, "max_iterations": 300}
+FROM_TABLE_VII = {"non_private": "non_private", "fed_sdp_client": "fed_sdp_client", "fed_sdp_server": "fed_sdp"}
+"""Defence → Table 3's method, where Fed-CDP's Table VII has the same cell."""
+READERS = {
+    "fed_sdp_server": "Fed-SDP at server", "fed_sdp_client": "Fed-SDP at client", "quantile_clip": "quantile clipping",
+    "adaclip": "AdaClip", "fed_alpha_cdp_example": "Fed-αCDP[σ], noise on examples",
+    "fed_alpha_cdp_batch": "Fed-αCDP[σ], noise on the batch",
+}  # fmt: skip
+DYNAMIC_MSE = 0.7  # below which the paper on dynamic parameters counts a success
+
+
+def curves(
+    table: str, rows: dict[str, Any], split: str, x: str = "level", folder: Path = MEASURED
+) -> dict[str, list[tuple[float, int, int]]]:
+    """Return name → (x, successes, trials) of the recorded success rates; of equal cells the one with most trials."""
+    frame = select(measured(table, folder), {"metric": "attack_success_rate"} | rows)
+    found: dict[str, dict[float, tuple[int, int]]] = {}
+    for _, r in frame.iterrows():
+        points, n = found.setdefault(named(r[split]).replace("_", "-"), {}), int(r["n"])
+        if n >= points.get(float(r[x]), (0, 0))[1]:
+            points[float(r[x])] = (round(r["mean"] * n), n)
+    return {name: [(level, *counts) for level, counts in sorted(points.items())] for name, points in found.items()}
+
+
+def table_3_frame(folder: Path = MEASURED) -> pd.DataFrame:
+    """Return the recorded rows of Table 3's cells, with its own keys, whatever record they stand in."""
+    seven = measured("fed_cdp/table_7", folder)
+    if len(seven):
+        seven = seven[seven["arm"].isin(list(FROM_TABLE_VII))]
+        seven = seven.assign(method=seven["arm"].map(FROM_TABLE_VII), defense=seven["arm"], arm=seven["attacker"])
+        both = seven["threat_type"] == "type_0_1"
+        seven = pd.concat([seven[~both], *(seven[both].assign(threat_type=t) for t in ("type_0", "type_1"))])
+    frames = [seven, measured(TABLE_3, folder), measured(f"{TABLE_3}_rest", folder)]
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else seven
+
+
+def table_3(folder: Path = MEASURED) -> Table:
+    """Return the whole of Table 3: published, measured by the published attacker and a clip-aware one, and guesses."""
+    frame, printed = table_3_frame(folder), load_published(TABLE_3)
+    columns = ["data, type", "method", "succeeds", "recovered", "recovered, clip-aware", "distance", "MSE",
+               "grey; class mean", "iterations", "status"]  # fmt: skip
+    rows = []
+    keys = printed[["dataset", "threat_type", "method"]].drop_duplicates()
+    for key in keys.sort_values("dataset", ascending=False, kind="stable").to_dict("records"):  # MNIST, then LFW
+        cell = {str(name): value for name, value in key.items()}
+        there = select(printed, cell).set_index("metric")["value"]
+        succeeds = {"true": "no", "false": "yes"}[there["resilient"]]
+        head = f"{named(cell['dataset'])}, {named(cell['threat_type'])}"
+        own = select(frame, cell | {"arm": "naive"})
+        if own.empty:
+            rows.append([head, named_method(cell["method"]), succeeds, "—", "—", there["rmse"], "—", "—",
+                         f"{there['attack_iterations']} / —", Badge("not run")])  # fmt: skip
+            continue
+        for defense, part in own.groupby("defense", sort=False):
+            of: Any = part.drop_duplicates("metric").set_index("metric")
+            aware = select(frame, cell | {"arm": "clip_aware", "defense": defense, "metric": "attack_success_rate"})
+            rows.append([
+                head, named_method(str(defense)), succeeds, _rate(of.loc["attack_success_rate"]),
+                _rate(aware.iloc[0]) if len(aware) else "—", there["rmse"],
+                f"{number(of.at['mse', 'mean'])} ± {number(of.at['mse', 'std'])}",
+                f"{number(of.at['grey_mse', 'mean'])}; {number(of.at['class_mean_mse', 'mean'])}",
+                f"{there['attack_iterations']} / {number(of.at['attack_iterations', 'mean'])}", _status(part),
+            ])  # fmt: skip
+    return Table(columns, rows)
+
+
+def named_method(code: str) -> str:
+    """Return the reader's name of a method or of one of its readings."""
+    return READERS.get(code, named(code))
+
+
+def _rate(row: Any) -> str:
+    return rate(row["mean"], int(row["n"]))
+
+
+def _status(cell: pd.DataFrame) -> Badge:
+    if at_published_setting(cell, FULL).empty:
+        return Badge("reduced setting")
+    held = [ok for *_, ok in compare_values(TABLE_3, cell)]
+    return Badge(f"{'reproduced' if all(held) else 'not reproduced'}: {sum(held)} of {len(held)} values")
+
+
+def guessed(folder: Path = MEASURED) -> dict[str, tuple[int, int]]:
+    """Return guess → (published successes of Table 3 whose distance is larger than the guess's, all with a record).
+
+    The guesses are those on the victims of the same cell: a grey image, and the mean of the victim's class.
+    """
+    frame, printed = table_3_frame(folder), load_published(TABLE_3)
+    keys = ["dataset", "threat_type", "method"]
+    leaks = printed[(printed["metric"] == "resilient") & (printed["value"] == "false")]
+    found = {}
+    for name, metric in (("grey", "grey_mse"), ("class mean", "class_mean_mse")):
+        worse = []
+        for key in leaks[keys].to_dict("records"):
+            cell = {str(name): value for name, value in key.items()}
+            own = select(frame, cell | {"metric": metric})
+            if len(own):
+                distance = float(select(printed, cell | {"metric": "rmse"})["value"].iloc[0])
+                worse.append(distance > float(own["mean"].iloc[0]))
+        found[name] = (sum(worse), len(worse))
+    return found
+
+
+def thresholds(grey: float, mean: float) -> Table:
+    """Return what counts as a success, in the papers and here, and whether two guesses of these errors would."""
+    def word(error: float, most: float) -> str:
+        return "yes" if error < most else "no"
+
+    rows = [
+        ["Fed-αCDP", "the images are visually similar; no number is printed", "—", "—"],
+        ["Dynamic parameters", f"MSE below {DYNAMIC_MSE:.2f}", word(grey, DYNAMIC_MSE), word(mean, DYNAMIC_MSE)],
+        ["here", f"MSE below {MSE_SUCCESS:g} and SSIM above {SSIM_SUCCESS:g}", word(grey, MSE_SUCCESS),
+         word(mean, MSE_SUCCESS)],
+    ]  # fmt: skip
+    columns = ["who", "an attack succeeds if", f"a grey image would (MSE {number(grey)})",
+               f"the class mean would (MSE {number(mean)})"]  # fmt: skip
+    return Table(columns, rows)

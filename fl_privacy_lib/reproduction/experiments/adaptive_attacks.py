@@ -58,6 +58,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "mask_aware": {"mask": "zeros"},
     "prior": {"tv": 1e-4, "objective": "relative"},
     "several": {},
+    "patient": {"stall": (300, 0.0)},  # never given up
 }
 """What the attacker adds to the published attack. The arm `learned` has no such line: it does not search."""
 
@@ -261,6 +262,7 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
         "fed_alpha_cdp/table_3": _alpha(datasets, shared),
         "attacks/learned": _learned(first, shared),
         "fed_alpha_cdp/table_3_rest": _table_3_rest(datasets, shared),
+        "attacks/control": cells("clipped", arm="patient") + cells("gaussian", level=3e-2, arm="patient"),
         "attacks/training_round": training,
         "attacks/several_observations": several,
     }

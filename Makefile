@@ -47,8 +47,9 @@ test: setup ## run the tests
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/mypy
 
-bench: setup ## measure the engines into results/measured/performance.csv and print ratios (5 minutes)
+bench: setup ## measure engines and attacks into results/measured/*performance.csv and print ratios (10 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m fl_privacy_lib.reproduction.bench
+	@OMP_NUM_THREADS=1 $(BIN)/python -m fl_privacy_lib.reproduction.bench_attacks
 
 gpu-check: ## on a CUDA machine: its tests, a point of every chapter, the bench, the saturation curve [PYTHON=.venv/bin/python]
 	@$(PYTHON) -m fl_privacy_lib.reproduction.gpu_check

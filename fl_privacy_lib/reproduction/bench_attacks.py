@@ -7,7 +7,7 @@ Run with ``python -m fl_privacy_lib.reproduction.bench_attacks [dataset …]``.
 import argparse
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -35,7 +35,10 @@ from fl_privacy_lib.reproduction.records import write_atomically
 DATASETS = ("mnist", "cifar10")  # 28 × 28 and 32 × 32 × 3
 WANTED = {("mnist", 32): 5.0, ("mnist", 128): 6.0, ("cifar10", 32): 3.5, ("cifar10", 128): 4.2}
 """(data set, victims) → the ratio asked for."""
-COLUMNS = ["dataset", "engine", "victims", "ms_per_victim_evaluation", "success_rate", "version", "date"]
+COUNTS = (32, 128)  # victims attacked at once
+COLUMNS = [
+    "dataset", "engine", "victims", "ms_per_victim_evaluation", "success_rate", "paired_victims", "version", "date",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ def scene(dataset: str, victims: int, seed: int = 0) -> Scene:
     """Return the undefended gradients of so many images, by one plain backward pass each."""
     data = load(dataset, Path(".") if dataset == "digits" else data_root(), decoded_cache())
     chosen = np.random.default_rng(seed).choice(len(data.train_y), victims, replace=False)
-    images, labels = torch.as_tensor(data.train_x[chosen]), torch.as_tensor(data.train_y[chosen])
+    # in the default precision, like the model and the starts: a test asks for double
+    images = torch.as_tensor(data.train_x[chosen]).to(torch.get_default_dtype())
+    labels = torch.as_tensor(data.train_y[chosen])
     generator = torch.Generator().manual_seed(seed)
     model = build("attacked_lenet", data.example_shape, data.n_classes, generator)
     weights, public, seen = parameters_of(model), non_private().public(), []
@@ -143,8 +148,18 @@ def success_rates(view: Scene, iterations: int) -> dict[str, np.ndarray]:
     return {"one_at_a_time": success(alone.clamp(0, 1).numpy(), truth), "ours": success(ours.numpy(), truth)}
 
 
-def bench(datasets: list[str], victims: int, iterations: int, repetitions: int, path: Path) -> None:
-    """Measure, print ratios and paired success rates, and write one row an engine and number of victims."""
+def bench(
+    datasets: list[str], victims: int, iterations: int, repetitions: int, path: Path, counts: Sequence[int] = COUNTS
+) -> None:
+    """Measure, print ratios and paired success rates, and write one row an engine and number of victims.
+
+    Parameters
+    ----------
+    victims, iterations : of the paired success rates; 0 victims for none
+    repetitions : of each time, after one that is not counted
+    path : the file to write; its rows on other data sets stay
+    counts : victims attacked at once
+    """
     old = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
     rows: list[dict[Any, Any]] = [row for row in old if row["dataset"] not in datasets]
     for dataset in datasets:
@@ -154,7 +169,7 @@ def bench(datasets: list[str], victims: int, iterations: int, repetitions: int, 
         if rates:
             one, other = rates.values()
             say(f"  the rates differ by {abs(one.mean() - other.mean()):.3f}, {int((one != other).sum())} victims do")
-        for count in (32, 128):
+        for count in counts:
             seconds = seconds_per_evaluation(scene(dataset, count), 6, repetitions)
             ratio, asked = seconds["one_at_a_time"] / seconds["ours"], WANTED.get((dataset, count))
             say(f"{dataset}, {count} victims: " + ", ".join(f"{n} {1000 * s:.3f} ms" for n, s in seconds.items()))
@@ -163,7 +178,7 @@ def bench(datasets: list[str], victims: int, iterations: int, repetitions: int, 
                 rate = f"{rates[name].mean():.3f}" if rates else ""
                 rows.append({
                     "dataset": dataset, "engine": name, "victims": count,
-                    "ms_per_victim_evaluation": f"{1000 * value:.4f}", "success_rate": rate,
+                    "ms_per_victim_evaluation": f"{1000 * value:.4f}", "success_rate": rate, "paired_victims": victims,
                     "version": fl_privacy_lib.__version__, "date": datetime.date.today().isoformat(),
                 })  # fmt: skip
         write_atomically(path, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n").encode())

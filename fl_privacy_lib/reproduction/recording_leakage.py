@@ -60,8 +60,12 @@ def finished_cells(
     snapshots: tuple[int, ...] = (),
     label: str = "",
     workers: int | None = None,
+    chapter: str = "02",
 ) -> Iterator[tuple[adaptive_attacks.Cell, Result]]:
-    """Yield every cell of chapter 02 with its result, as `finished_points` does for chapter 01."""
+    """Yield every cell of chapter 02 with its result, as `finished_points` does for chapter 01.
+
+    Another chapter that attacks such cells names itself, so that its points are kept with its own.
+    """
 
     def key(cell: adaptive_attacks.Cell) -> dict[str, object]:
         return asdict(cell) | {"device": device.type, "snapshots": snapshots} | content_of(cell.dataset)
@@ -72,7 +76,7 @@ def finished_cells(
 
     count = 1 if device.type == "cuda" else workers
     compute = partial(_measure_cell, device, snapshots)
-    return finished("02", cells, compute, key=key, words=words, label=label, workers=count)
+    return finished(chapter, cells, compute, key=key, words=words, label=label, workers=count)
 
 
 def _measure_cell(device: torch.device, snapshots: tuple[int, ...], cell: adaptive_attacks.Cell) -> Result:

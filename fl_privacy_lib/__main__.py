@@ -30,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve the built book on this machine")
     serve.add_argument("--port", type=int, default=8000)
     commands.add_parser("summary", help="write the claims summary into README.md")
-    commands.add_parser("times", help="measure each chapter's run time into results/measured/run_times.csv")
+    times = commands.add_parser("times", help="measure each chapter's run time into results/measured/run_times.csv")
+    times.add_argument("chapters", nargs="*", help="01, threat_types or 01_threat_types; none: all")
     commands.add_parser("hero", help="draw the book's first picture anew")
     return top
 
@@ -66,7 +67,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "times":
         from fl_privacy_lib.reproduction.timing import measure_times
 
-        measure_times()
+        measure_times(tuple(chapter(name)[0][:2] for name in options.chapters))
         return 0
     if options.command == "hero":
         from fl_privacy_lib.reproduction.hero import draw_hero

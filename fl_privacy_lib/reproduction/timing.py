@@ -46,21 +46,32 @@ class PeakMemory:
             time.sleep(0.5)
 
 
-def measure_times(profiles: tuple[str, ...] = ("smoke", "quick"), path: Path = MEASURED / "run_times.csv") -> None:
-    """Execute every chapter at each profile, nothing cached, and write run_times.csv."""
-    rows = []
-    for number, (notebook, kind) in CHAPTERS.items():
-        for profile in profiles:
-            settings = resolved(kind.of_profile(profile))
-            shutil.rmtree(point_cache(number), ignore_errors=True)
-            started = time.perf_counter()
-            with PeakMemory() as peak:
-                execute(number, settings, BUILD / "timing" / f"{notebook}.ipynb")
-            seconds = time.perf_counter() - started
-            say(f"{notebook} {profile}: {seconds:.0f} s, {peak.mebibytes} MiB")
-            rows.append({
-                "chapter": number, "profile": profile, "data": getattr(settings, "dataset", "none"),
-                "seconds": f"{seconds:.0f}", "peak_mib": peak.mebibytes, "device": device_name(pick_device("auto")),
-                "date": datetime.date.today().isoformat(),
-            })  # fmt: skip
-    write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n").encode())
+def measure_times(chapters: tuple[str, ...] = (), path: Path = MEASURED / "run_times.csv") -> None:
+    """Execute chapters at `smoke` and `quick`, nothing cached, and write each one's rows as it is done.
+
+    Parameters
+    ----------
+    chapters : numbers; none for all. The rows of others stay.
+    """
+    rows = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
+    for number in chapters or tuple(CHAPTERS):
+        rows = [row for row in rows if row["chapter"] != number]
+        rows += [_timed(number, profile) for profile in ("smoke", "quick")]
+        rows.sort(key=lambda row: (str(row["chapter"]), row["profile"] != "smoke"))
+        write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n").encode())
+
+
+def _timed(number: str, profile: str) -> dict[str, object]:
+    notebook, kind = CHAPTERS[number]
+    settings = resolved(kind.of_profile(profile))
+    shutil.rmtree(point_cache(number), ignore_errors=True)
+    started = time.perf_counter()
+    with PeakMemory() as peak:
+        execute(number, settings, BUILD / "timing" / f"{notebook}.ipynb")
+    seconds = time.perf_counter() - started
+    say(f"{notebook} {profile}: {seconds:.0f} s, {peak.mebibytes} MiB")
+    return {
+        "chapter": number, "profile": profile, "data": getattr(settings, "dataset", "none"),
+        "seconds": f"{seconds:.0f}", "peak_mib": peak.mebibytes, "device": device_name(pick_device("auto")),
+        "date": datetime.date.today().isoformat(),
+    }  # fmt: skip

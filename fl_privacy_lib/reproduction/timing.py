@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -53,7 +54,7 @@ def measure_times(chapters: tuple[str, ...] = (), path: Path = MEASURED / "run_t
     ----------
     chapters : numbers; none for all. The rows of others stay.
     """
-    rows = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
+    rows: list[Any] = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
     for number in chapters or tuple(CHAPTERS):
         rows = [row for row in rows if row["chapter"] != number]
         rows += [_timed(number, profile) for profile in ("smoke", "quick")]

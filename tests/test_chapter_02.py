@@ -10,6 +10,7 @@ import torch
 
 from fl_privacy_lib.data import load
 from fl_privacy_lib.defenses import Clip, Defense, PerExample
+from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction import claims
 from fl_privacy_lib.reproduction.experiments import adaptive_attacks as chapter
 from fl_privacy_lib.reproduction.experiments import adaptive_rows, threat_types
@@ -175,8 +176,18 @@ def test_curves_keep_the_cell_with_most_trials(tmp_path):
     record(tmp_path, "attacks/noise", [replace(c, seeds=2) for c in cells], rate=0.5)
     record(tmp_path, "attacks/noise", cells[:1], rate=1.0)
     found = adaptive_rows.curves("attacks/noise", {"method": "gaussian"}, "arm", folder=tmp_path)
-    assert found == {"naive": [(1e-4, 100, 100), (1e-3, 20, 40)]}
+    assert [(x, y) for x, y, *_ in found["naive"]] == [(1e-4, 1.0), (1e-3, 0.5)]
+    assert [band[2:] for band in found["naive"]] == [wilson_interval(100, 100), wilson_interval(20, 40)]
     assert adaptive_rows.curves("attacks/none", {}, "arm", folder=tmp_path) == {}
+
+
+@pytest.mark.parametrize("metric", ["attack_success_rate", "ssim"])
+def test_a_live_curve_is_what_would_be_recorded(tmp_path, metric):
+    cell = next(c for c in GRID["attacks/noise"] if c.arm == "naive")
+    record(tmp_path, "attacks/noise", [cell], rate=0.5)
+    live = adaptive_rows.live_curve({cell: made_up(cell, 0.5)}, metric)
+    (recorded,) = adaptive_rows.curves("attacks/noise", {}, "arm", metric, folder=tmp_path).values()
+    np.testing.assert_allclose(recorded, live, rtol=1e-5)
 
 
 def test_thresholds_judge_the_guesses():

@@ -50,6 +50,8 @@ NAMES = {
     "fed_cdp_batch": "Fed-CDP per batch",
     "naive": "naive",
     "clip_aware": "clip-aware",
+    "prior": "naive, with a prior",
+    "batch_prior": "with a prior",
     "type_2": "type 2",
     "type_1": "type 1",
     "type_0": "type 0",
@@ -274,30 +276,38 @@ def _plain_ticks(axes: Axes, values: set[float]) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
 
 
-def rate_curves(
-    series: dict[str, Sequence[tuple[float, int, int]]], xlabel: str, marks: dict[str, float] | None = None,
+Banded = tuple[float, float, float, float]
+"""A point of a curve with a band: x, y, and the band from below to above."""
+
+
+def banded_curves(
+    groups: dict[str, dict[str, Sequence[Banded]]], xlabel: str, marks: dict[str, float] | None = None,
     **axes_settings: Any,
 ) -> Figure:
-    """Draw success rates over a number, with their Wilson intervals as bands.
+    """Draw curves with their bands, a panel for each quantity above one axis.
 
     Parameters
     ----------
-    series : name → (x, successes, trials), in the order of x
+    groups : quantity → name → points in the order of x; a name looks the same in every panel
     marks : name → x of a vertical line
     """
-    figure, axes = plt.subplots(figsize=(6.8, 3.4))
-    for (name, points), style in zip(series.items(), SERIES, strict=False):
-        x = [p[0] for p in points]
-        low, high = zip(*(wilson_interval(k, n) for _, k, n in points), strict=True)
-        axes.plot(x, [k / n for _, k, n in points], label=name, ms=5, **style)
-        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
+    names = list(dict.fromkeys(name for series in groups.values() for name in series))
+    style = dict(zip(names, itertools.cycle(SERIES), strict=False))
+    figure, grid = plt.subplots(len(groups), 1, figsize=(6.8, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False)
+    for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
+        for name, points in series.items():
+            x, y, low, high = zip(*points, strict=True)
+            axes.plot(x, y, label=name, ms=5, **style[name])
+            axes.fill_between(x, low, high, color=style[name]["color"], alpha=0.15, lw=0)
+        for mark in (marks or {}).values():
+            axes.axvline(mark, color=QUIET, lw=1, zorder=0)
+        axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
+        axes.grid(color="#e4e7eb")
     for name, mark in (marks or {}).items():
-        axes.axvline(mark, color=QUIET, lw=1, zorder=0)
-        axes.annotate(name, (mark, 1.0), (2, 2), textcoords="offset points", fontsize=8, color=QUIET, rotation=60)
-    axes.set(xlabel=xlabel, ylabel="fraction recovered", ylim=(-0.03, 1.03), **axes_settings)
-    axes.grid(color="#e4e7eb")
-    if len(series) > 1:
-        axes.legend()
+        grid[0, 0].annotate(name, (mark, 1.0), (2, 2), textcoords="offset points", fontsize=8, color=QUIET, rotation=60)
+    grid[-1, 0].set_xlabel(xlabel)
+    if len(names) > 1:
+        grid[-1, 0].legend()
     return figure
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS
+from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
 from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, measured, select
-from fl_privacy_lib.reproduction.figures import named
+from fl_privacy_lib.reproduction.experiments.threat_types import summary
+from fl_privacy_lib.reproduction.figures import Banded, named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.tables import Badge, Table, number, rate
@@ -25,16 +26,33 @@ DYNAMIC_MSE = 0.7  # below which the paper on dynamic parameters counts a succes
 
 
 def curves(
-    table: str, rows: dict[str, Any], split: str, x: str = "level", folder: Path = MEASURED
-) -> dict[str, list[tuple[float, int, int]]]:
-    """Return name → (x, successes, trials) of the recorded success rates; of equal cells the one with most trials."""
-    frame = select(measured(table, folder), {"metric": "attack_success_rate"} | rows)
-    found: dict[str, dict[float, tuple[int, int]]] = {}
+    table: str, rows: dict[str, Any], split: str, metric: str = "attack_success_rate", x: str = "level",
+    folder: Path = MEASURED,
+) -> dict[str, list[Banded]]:
+    """Return name → (x, mean, low, high) of a recorded metric; of equal cells the one with most victims.
+
+    The band of a success rate is its Wilson interval, that of any other metric one standard deviation of the seeds.
+    """
+    frame = select(measured(table, folder), {"metric": metric} | rows)
+    found: dict[str, dict[float, Any]] = {}
     for _, r in frame.iterrows():
-        points, n = found.setdefault(named(r[split]).replace("_", "-"), {}), int(r["n"])
-        if n >= points.get(float(r[x]), (0, 0))[1]:
-            points[float(r[x])] = (round(r["mean"] * n), n)
-    return {name: [(level, *counts) for level, counts in sorted(points.items())] for name, points in found.items()}
+        points = found.setdefault(named(r[split]).replace("_", "-"), {})
+        if int(r["n"]) >= points.get(float(r[x]), {"n": 0})["n"]:
+            points[float(r[x])] = {"mean": r["mean"], "std": r["std"], "n": int(r["n"])}
+    drawn = {name: sorted(points.items()) for name, points in found.items()}
+    return {name: [(level, p["mean"], *_band(p, metric)) for level, p in points] for name, points in drawn.items()}
+
+
+def live_curve(results: dict[Any, dict[str, Any]], metric: str = "attack_success_rate") -> list[Banded]:
+    """Return the same of cells that were just run: cell → its result."""
+    points = [(cell.level, summary(result, cell.seeds)[metric]) for cell, result in results.items()]
+    return [(level, p["mean"], *_band(p, metric)) for level, p in points]
+
+
+def _band(point: dict[str, Any], metric: str) -> tuple[float, float]:
+    if metric == "attack_success_rate":
+        return wilson_interval(round(point["mean"] * point["n"]), point["n"])
+    return point["mean"] - point["std"], point["mean"] + point["std"]
 
 
 def table_3_frame(folder: Path = MEASURED) -> pd.DataFrame:

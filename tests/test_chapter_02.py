@@ -13,7 +13,7 @@ from fl_privacy_lib.defenses import Clip, Defense, PerExample
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction import claims
 from fl_privacy_lib.reproduction.experiments import adaptive_attacks as chapter
-from fl_privacy_lib.reproduction.experiments import adaptive_rows, threat_types
+from fl_privacy_lib.reproduction.experiments import adaptive_rows, scoring, threat_types
 from fl_privacy_lib.reproduction.parameters import AdaptiveAttacks
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.points import finished, record_points
@@ -44,7 +44,7 @@ def record(folder, table, cells, rate=1.0, key=chapter.record_key):
     """Write made-up rows of these cells in the recording's own form."""
     record_points(
         table, folder, cells, key, lambda missing: ((c, made_up(c, rate)) for c in missing),
-        lambda cell, result: threat_types.summary(result, cell.seeds),
+        lambda cell, result: scoring.summary(result, cell.seeds),
         lambda cell: {"seeds": cell.seeds, "profile": "full", "device": "none"},
     )  # fmt: skip
 
@@ -91,8 +91,8 @@ def test_the_learned_attacker_meets_the_same_victims_and_fills_the_same_columns(
         np.testing.assert_array_equal(learned[guess], naive[guess])
     assert learned["images"].shape == naive["images"].shape
     assert {n: v.shape for n, v in learned.items()} == {n: v.shape for n, v in naive.items()}
-    assert threat_types.summary(learned, 5).keys() == threat_types.summary(naive, 5).keys()
-    assert all(np.isfinite(v["mean"]) for v in threat_types.summary(learned, 5).values())
+    assert scoring.summary(learned, 5).keys() == scoring.summary(naive, 5).keys()
+    assert all(np.isfinite(v["mean"]) for v in scoring.summary(learned, 5).values())
     wanted = np.where(learned["success"], 0, LEARNER.max_iterations)
     np.testing.assert_array_equal(learned["iterations"], wanted)
 

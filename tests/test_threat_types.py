@@ -6,7 +6,7 @@ import torch
 
 from fl_privacy_lib.data import load
 from fl_privacy_lib.reproduction.claims import measured, select
-from fl_privacy_lib.reproduction.experiments import threat_types
+from fl_privacy_lib.reproduction.experiments import scoring, threat_types
 from fl_privacy_lib.reproduction.parameters import ThreatTypes
 from fl_privacy_lib.reproduction.paths import decoded_cache
 
@@ -52,7 +52,7 @@ def test_the_truth_is_what_the_victims_hold(digits):
 
 def test_iterations_to_success_count_from_the_first_success():
     truth = np.random.default_rng(0).random((1, 2, 1, 12, 12)).astype(np.float32)
-    reached, score = threat_types.first_successes(truth, 30)
+    reached, score = scoring.first_successes(truth, 30)
     blank = torch.zeros(1, 2, 1, 12, 12)
     half = blank.clone()
     half[0, 1] = torch.as_tensor(truth[0, 0])  # the first image, in the second place
@@ -67,7 +67,7 @@ def test_the_summary_averages_images_and_spreads_over_seeds():
     result |= {k: np.array([[1], [1], [0], [0]], dtype=bool) for k in ("success", "label_right", "mean_success")}
     result |= {"iterations": np.array([[3], [60], [30], [30]]), "attack_iterations": np.array([3, 60, 30, 30]),
                "status": np.array(["converged", "stalled", "stalled", "diverged"])}  # fmt: skip
-    table = threat_types.summary(result, seeds=2)
+    table = scoring.summary(result, seeds=2)
     assert table["mse"] == {"mean": pytest.approx(0.3), "std": pytest.approx(0.2), "n": 4}
     assert table["attack_success_rate"]["mean"] == 0.5 and table["attack_success_rate"]["std"] == 0.5
     assert table["success_by_50"]["mean"] == 0.25 and table["stalled_fraction"]["mean"] == 0.5

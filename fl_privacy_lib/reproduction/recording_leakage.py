@@ -12,7 +12,7 @@ import torch
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import available
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
-from fl_privacy_lib.reproduction.experiments import adaptive_attacks, threat_types
+from fl_privacy_lib.reproduction.experiments import adaptive_attacks, scoring, threat_types
 from fl_privacy_lib.reproduction.parameters import AdaptiveAttacks, ThreatTypes
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root
 from fl_privacy_lib.reproduction.points import Result, content_of, finished, loaded, record_points
@@ -125,6 +125,6 @@ def _record(
         if only in (None, table):
             record_points(
                 table, folder, points, experiment.record_key, partial(run, label=f"{table} "),
-                lambda point, result: threat_types.summary(result, point.seeds),
+                lambda point, result: scoring.summary(result, point.seeds),
                 lambda point: {"seeds": point.seeds, "profile": profile, "device": device_name(device)},
             )  # fmt: skip

@@ -31,6 +31,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.experiments import threat_types
+from fl_privacy_lib.reproduction.experiments.scoring import trivial_guesses
 from fl_privacy_lib.reproduction.experiments.threat_types import PARTITIONS, PUBLISHED_BATCH, Scene
 from fl_privacy_lib.reproduction.parameters import AdaptiveAttacks
 from fl_privacy_lib.sampling import Plan
@@ -222,7 +223,7 @@ def _measure_learned(cell: LearnedCell, data: Dataset, device: torch.device) -> 
             "label_right": infer_labels(stacked(view.observations), 1).cpu().numpy() == view.labels,
             "attack_iterations": np.zeros(cell.victims, dtype=int),
             "status": np.full(cell.victims, "read"),
-        } | threat_types.trivial_guesses(view, data)
+        } | trivial_guesses(view.truth, view.labels, data)
         for name, values in scores.items():
             parts.setdefault(name, []).append(values)
         first = first or {"images": images, "truth": view.truth}

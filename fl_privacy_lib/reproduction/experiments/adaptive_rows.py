@@ -7,7 +7,7 @@ import pandas as pd
 
 from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
 from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, measured, select
-from fl_privacy_lib.reproduction.experiments.threat_types import summary
+from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.figures import Banded, named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published

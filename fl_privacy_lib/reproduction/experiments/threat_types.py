@@ -15,9 +15,10 @@ from torch import nn
 from fl_privacy_lib import metrics
 from fl_privacy_lib.attacks import Attack, reconstruct
 from fl_privacy_lib.data import Dataset, Partition, iid, some_classes, two_shards
-from fl_privacy_lib.defenses import THREAT_TYPES, Defense, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import THREAT_TYPES, Defense, dssgd, fed_cdp, fed_cdp_decay, fed_sdp, non_private
 from fl_privacy_lib.federated import Observation, Tap, simulate
 from fl_privacy_lib.models import build
+from fl_privacy_lib.reproduction.experiments.scoring import first_successes, in_order, trivial_guesses
 from fl_privacy_lib.reproduction.parameters import ThreatTypes
 from fl_privacy_lib.sampling import Plan
 
@@ -27,7 +28,12 @@ METHODS: dict[str, Callable[..., Defense]] = {
     "fed_sdp_server": lambda **settings: fed_sdp("server", **settings),
     "fed_cdp_example": lambda **settings: fed_cdp("example", **settings),
     "fed_cdp_batch": lambda **settings: fed_cdp("batch", **settings),
+    "fed_cdp_decay_example": lambda **settings: fed_cdp_decay("example", **settings),
+    "fed_cdp_decay_batch": lambda **settings: fed_cdp_decay("batch", **settings),
+    "dssgd": lambda **settings: dssgd(0.5),  # the share is not printed
 }
+LIVE = ("non_private", "fed_sdp_client", "fed_sdp_server", "fed_cdp_example", "fed_cdp_batch")
+"""The methods of the live table; the others are recorded beside them."""
 THREATS = THREAT_TYPES | {"type_0_curious": "update"}
 """Threat type → tap. Type 0 reads after the server's own noise, as the papers assume; a curious server before it."""
 
@@ -68,8 +74,6 @@ class Point:
     @property
     def defense(self) -> Defense:
         """The defence under which the point is measured."""
-        if self.method == "non_private":
-            return non_private()
         return METHODS[self.method](clip_norm=self.clip_norm, noise_scale=self.noise_scale)
 
     @property
@@ -79,13 +83,14 @@ class Point:
         A stage changes nothing at a tap that stands before it, and without clipping there is nothing to be aware
         of. The notebook and a test check the equality on the observed tensors.
         """
-        untouched = {"example": ("fed_sdp_client", "fed_sdp_server"), "update": ("fed_sdp_server",), "received": ()}
+        late = ("fed_sdp_client", "fed_sdp_server", "dssgd")
+        untouched = {"example": late, "update": ("fed_sdp_server",), "received": ()}
         point = self
         if self.method in untouched[self.tap]:
             point = replace(point, method="non_private")
         if self.tap == "update" or (self.tap == "received" and self.method != "fed_sdp_server"):
             point = replace(point, threat_type="type_1")
-        if point.method == "non_private":
+        if point.method in ("non_private", "dssgd"):
             point = replace(point, attacker="naive", clip_norm=4.0, noise_scale=6.0)
         return point
 
@@ -145,30 +150,6 @@ def attack_of(point: Point, seed: int) -> Attack:
     )
 
 
-Score = Callable[[int, torch.Tensor, torch.Tensor], None]
-
-
-def first_successes(truth: np.ndarray, limit: int) -> tuple[np.ndarray, Score]:
-    """Return an array [V, B] of iterations until success, filled by the callback as the attack goes on.
-
-    Scoring looks at the truth, the attack does not. An image that never succeeds counts as `limit`, as in
-    the papers' tables.
-    """
-    reached = np.full(truth.shape[:2], limit)
-
-    def score(iteration: int, rows: torch.Tensor, images: torch.Tensor) -> None:
-        for row in rows.tolist():
-            if (reached[row] < limit).all():
-                continue
-            match = metrics.matched(images[row].cpu().numpy(), truth[row])
-            close = metrics.mse(match, truth[row]) < metrics.MSE_SUCCESS
-            for image in np.flatnonzero(close & (reached[row] == limit)):
-                if metrics.success(match[image], truth[row][image]):
-                    reached[row, image] = min(iteration, limit)
-
-    return reached, score
-
-
 def measure(
     point: Point,
     data: Dataset,
@@ -211,7 +192,7 @@ def measure(
             "label_right": result.labels.cpu().numpy() == np.sort(view.labels, axis=1),
             "attack_iterations": result.iterations.cpu().numpy(),
             "status": np.array(result.status),
-        } | trivial_guesses(view, data)
+        } | trivial_guesses(view.truth, view.labels, data)
         for name, values in scores.items():
             parts.setdefault(name, []).append(values)
         if seed == point.seed:
@@ -219,52 +200,6 @@ def measure(
             if snapshots:
                 first["snapshots"] = np.stack([in_order(result.snapshots[s], view.truth) for s in snapshots])
     return {name: np.concatenate(values) for name, values in parts.items()} | first
-
-
-def in_order(images: torch.Tensor, truth: np.ndarray) -> np.ndarray:
-    """Return reconstructed batches [V, B, C, H, W], each in the order that fits its truth best."""
-    return np.stack([metrics.matched(i, t) for i, t in zip(images.cpu().numpy(), truth, strict=True)])
-
-
-def trivial_guesses(view: Scene, data: Dataset) -> dict[str, np.ndarray]:
-    """Return the scores [V, B] of two guesses that need no gradient: a grey image, and the true class's mean."""
-    means = np.stack([
-        data.train_x[data.train_y == c].mean(0) if (data.train_y == c).any() else np.full(data.example_shape, 0.5)
-        for c in range(data.n_classes)
-    ])  # fmt: skip
-    guesses = {"grey": np.full_like(view.truth, 0.5), "mean": means[view.labels].astype(np.float32)}
-    return {
-        f"{name}_{score}": function(guess, view.truth)
-        for name, guess in guesses.items()
-        for score, function in (("mse", metrics.mse), ("success", metrics.success))
-    }
-
-
-def summary(result: dict[str, np.ndarray], seeds: int) -> dict[str, dict[str, float]]:
-    """Return metric → {mean, std, n}: means over all images, standard deviations of the seeds' means.
-
-    The published "rmse" is a mean of squares by its formula, so `mse` stands beside it.
-    """
-    columns = {
-        "attack_success_rate": result["success"],
-        "mse": result["mse"],
-        "ssim": result["ssim"],
-        "attack_iterations": result["iterations"],
-        "success_by_50": result["success"] & (result["iterations"] <= 50),
-        "label_accuracy": result["label_right"],
-        "stopped_iterations": result["attack_iterations"],
-        "stalled_fraction": result["status"] == "stalled",
-        "diverged_fraction": result["status"] == "diverged",
-        "grey_mse": result["grey_mse"],
-        "class_mean_mse": result["mean_mse"],
-        "class_mean_success_rate": result["mean_success"],
-    }
-    table = {}
-    for name, values in columns.items():
-        values = np.asarray(values, dtype=float)
-        per_seed = [part.mean() for part in np.split(values, seeds)]
-        table[name] = {"mean": float(values.mean()), "std": float(np.std(per_seed)), "n": values.size}
-    return table
 
 
 SHARED = (
@@ -280,7 +215,7 @@ def grid(settings: ThreatTypes, dataset: str, clients: int) -> list[Point]:
     clip-aware attacker stands only where something is clipped.
     """
     shared = {name: getattr(settings, name) for name in SHARED} | {"clients": clients}
-    threats = {"type_2": list(METHODS), "type_1": list(METHODS), "type_0": ["fed_sdp_server"]}
+    threats = {"type_2": list(LIVE), "type_1": list(LIVE), "type_0": ["fed_sdp_server"]}
     points = []
     for threat, methods in threats.items():
         victims = min(settings.victims if threat == "type_2" else settings.batch_victims, clients)
@@ -315,9 +250,11 @@ def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str,
     def point(dataset: str, threat: str, method: str, attacker: str = "naive") -> Point:
         victims = settings.victims if threat == "type_2" else settings.batch_victims
         size = PUBLISHED_BATCH[dataset]
-        return Point(dataset, threat, method, attacker, victims=victims, batch_size=size, **values)
+        own = values | {"clip_norm": 6.0} if method.startswith("fed_cdp_decay") else values  # the first of 6 → 2
+        return Point(dataset, threat, method, attacker, victims=victims, batch_size=size, **own)
 
-    cells = [(d, t, m, a) for t in TABLE_7 for d in datasets for m in METHODS for a in ("naive", "clip_aware")]
+    cells = [(d, t, m, a) for t in TABLE_7 for d in datasets for m in METHODS for a in ("naive", "clip_aware")
+             if m != "dssgd" or d == "lfw"]  # fmt: skip
     table = [point(*cell) for cell in cells if cell[0] != "cifar10"]
     table = [p for p in table if p.attacker == "naive" or p.view.attacker == "clip_aware"]
     # at the curious server only the method that relies on the server's noise is of interest
@@ -344,4 +281,7 @@ PUBLISHED_METHOD = {
     "fed_sdp_server": "fed_sdp_server",  # Table VII's Fed-SDP has its noise at the client
     "fed_cdp_example": "fed_cdp",
     "fed_cdp_batch": "fed_cdp",
+    "fed_cdp_decay_example": "fed_cdp_decay",
+    "fed_cdp_decay_batch": "fed_cdp_decay",
+    "dssgd": "dssgd",
 }

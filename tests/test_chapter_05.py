@@ -208,6 +208,8 @@ def test_a_sweep_at_one_rate_is_not_called_tuned():
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(2.0)})] == [False]
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(6.0)})] == [True]
     assert [p.tuned for p in fed_cdp_rows.noise_points({"noise": frame(2.0)})] == [True]
+    coded = frame(0.5).assign(setting="as_coded")
+    assert [p.tuned for p in fed_cdp_rows.noise_points({"table_2": coded})] == [False]
 
 
 def test_the_clients_needed_put_a_round_where_the_level_was_missed_and_reached():

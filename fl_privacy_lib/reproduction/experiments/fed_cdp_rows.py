@@ -162,7 +162,7 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
     for name, frame in tables.items():
         for cell in cells(frame, rows):
             point = point_of(cell)
-            own = name != "table_5" or point.noise_scale == 6
+            own = point.setting != "as_coded" and (name != "table_5" or point.noise_scale == 6)
             x = point.multiplier / math.sqrt(point.participants)
             found.setdefault(point, NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, own))
     return sorted(found.values(), key=lambda p: p.x)

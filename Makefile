@@ -7,10 +7,14 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m fl_privacy_lib
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book run params record test lint bench gpu-check serve summary times clean
+.PHONY: help setup book run lab params record test lint bench gpu-check serve summary times clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+# a word without P="..." would be dropped in silence
+STRAY := $(strip $(foreach v,$(filter-out NB PROFILE P PYTHON,$(.VARIABLES)),$(if $(filter command,$(origin $v)),$v=$($v))))
+$(if $(STRAY),$(error write parameters inside P, not beside it: P="$(STRAY)"))
 
 setup: $(VENV)/.ready ## create .venv and install everything (once; 8 GB of disk, 1 to 5 minutes)
 
@@ -36,6 +40,10 @@ run: setup ## execute one chapter: NB=01 P="dataset=mnist noise_scale=1e-2" [PRO
 params: setup ## list a chapter's parameters: NB=01
 	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make params NB=01.' >&2; exit 2; }
 	@$(RUN) params $(NB)
+
+lab: setup ## open a copy of a chapter of your own, in runs/, in JupyterLab: NB=05
+	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make lab NB=05.' >&2; exit 2; }
+	@$(RUN) lab $(NB)
 
 record: setup ## record a chapter's grid into results/measured: NB=01 [PROFILE=full]
 	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make record NB=01.' >&2; exit 2; }

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import signal
 import sys
+from types import FrameType
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.reproduction.parameters import chapter
@@ -20,13 +22,15 @@ def parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=help_)
         if name != "book":
-            command.add_argument("chapter", help="01, threat_types or 01_threat_types")
+            command.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
         command.add_argument("parameters", nargs="*", help="name=value over the profile's values")
         command.add_argument("--profile", default=default, help=f"{', '.join(PROFILES)} (default {default})")
         if name == "record":
             command.add_argument("--only", help="record one table only, e.g. fed_cdp/table_7")
     params = commands.add_parser("params", help="list a chapter's parameters with what each may be")
-    params.add_argument("chapter", help="01, threat_types or 01_threat_types")
+    params.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
+    lab = commands.add_parser("lab", help="open a copy of a chapter of your own, in runs/, in JupyterLab")
+    lab.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
     serve = commands.add_parser("serve", help="serve the built book on this machine")
     serve.add_argument("--port", type=int, default=8000)
     commands.add_parser("summary", help="write the claims summary into README.md")
@@ -37,21 +41,30 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 2 for an input to mend, 130 when interrupted."""
+    """Run one command and return its exit status: 0, 2 for an input to mend, 130 or 143 when interrupted."""
     options, late = parser().parse_known_args(arguments)
+    stopped = [130]
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        stopped[0] = 128 + number
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         if hasattr(options, "parameters"):  # argparse takes positional words only before the first option
             options.parameters += [word for word in late if not word.startswith("-")]
             late = [word for word in late if word.startswith("-")]
         if late:
             raise InputError(f"{late[0]!r} is not understood: see python -m fl_privacy_lib {options.command} --help.")
+        if getattr(options, "chapter", "") is None:
+            raise InputError(f"name a chapter, for example python -m fl_privacy_lib {options.command} 01.")
         return _dispatch(options)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: finished points are kept; the same command continues.", file=sys.stderr, flush=True)
-        os._exit(130)  # at once: a clean exit would wait for the workers' points under way
+        os._exit(stopped[0])  # at once: a clean exit would wait for the workers' points under way
 
 
 def _dispatch(options: argparse.Namespace) -> int:
@@ -64,6 +77,8 @@ def _dispatch(options: argparse.Namespace) -> int:
         return 0
     if options.command == "params":
         return _show_parameters(options.chapter)
+    if options.command == "lab":
+        return _lab(options.chapter)
     if options.command == "times":
         from fl_privacy_lib.reproduction.timing import measure_times
 
@@ -117,6 +132,21 @@ def _serve(port: int) -> int:
         print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)
         server.serve_forever()
     return 0
+
+
+def _lab(name: str) -> int:
+    """Open a reader's own copy of a chapter; the copy is made once, so that work in it stays."""
+    import subprocess
+
+    from fl_privacy_lib.reproduction.paths import ROOT
+    from fl_privacy_lib.reproduction.records import write_atomically
+
+    notebook, _ = chapter(name)
+    own = ROOT / "runs" / f"{notebook}__mine.ipynb"
+    if not own.exists():
+        write_atomically(own, (ROOT / "notebooks" / f"{notebook}.ipynb").read_bytes())
+    print(f"your copy: {own} (delete it to begin anew; Ctrl-C here stops)", flush=True)
+    return subprocess.call([sys.executable, "-m", "jupyterlab", str(own)])
 
 
 def _show_parameters(name: str) -> int:

@@ -131,6 +131,12 @@ def test_unscaled_and_scaled_flat_differ_by_the_learning_rate_alone():
 # ---- training ----------------------------------------------------------------------------------------------
 
 
+def test_the_top_is_at_least_one_coordinate_and_never_all():
+    assert [fedsel.top(share, 32) for share in (0.001, 0.1, 0.5, 0.95)] == [1, 3, 16, 30]
+    with pytest.raises(InputError, match=r"top_share = 1 of 30 coordinates"):
+        fedsel.top(1.0, 30)
+
+
 def test_folds_are_a_partition_and_new_in_every_repetition():
     first, second = (fedsel.folds_of(103, 5, r, 0) for r in (0, 1))
     assert sorted(np.concatenate(first)) == list(range(103)) and {len(f) for f in first} == {20, 21}
@@ -363,7 +369,7 @@ def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
 def test_a_missing_data_set_is_named_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(recording_fedsel, "available", lambda name, root: name != "kdd99")
     monkeypatch.setattr(recording_fedsel, "record_points", lambda *a: pytest.fail("trained"))
-    with pytest.raises(InputError, match="kdd99 is not in"):
+    with pytest.raises(InputError, match=r"not in .*: kdd99"):
         recording_fedsel.record_fedsel(FULL, "fedsel/table_3", tmp_path)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy_lib.__main__ import main
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.reproduction import execution, points, recording_leakage
+from fl_privacy_lib.reproduction import execution, paths, points, recording_leakage
 from fl_privacy_lib.reproduction.experiments import threat_types
 from fl_privacy_lib.reproduction.parameters import ThreatTypes
 from fl_privacy_lib.reproduction.paths import ROOT
@@ -86,6 +87,45 @@ def test_make_passes_parameters_on():
         ["make", "run", "NB=01", "P=clip_norm=-1 seed=3"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode and "error: clip_norm = '-1'" in done.stderr
+
+
+def test_a_word_beside_p_is_not_dropped_in_silence():
+    done = subprocess.run(
+        ["make", "run", "NB=01", "dataset=digits"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode and 'P="dataset=digits"' in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "params", "lab", "record"])
+def test_a_command_without_a_chapter_says_how_to_name_one(command, capsys):
+    assert main([command]) == 2
+    assert "name a chapter" in capsys.readouterr().err
+
+
+def test_the_lab_copies_a_chapter_once(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(subprocess, "call", lambda words: opened.append(Path(words[-1])) or 0)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "05_fed_cdp.ipynb").write_text("the chapter")
+    assert main(["lab", "05"]) == 0
+    opened[0].write_text("my work")
+    assert main(["lab", "05"]) == 0
+    assert opened[0] == opened[1] and opened[1].read_text() == "my work"
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(InputError, match="runs cannot be written"):
+        execution.check_disk(tmp_path / "runs")
+
+
+def test_long_lists_of_parameters_do_not_meet(monkeypatch):
+    monkeypatch.setattr(execution, "execute", lambda name, settings, target: target)
+    monkeypatch.setattr(execution, "timed", lambda step, action: action())
+    long = {"model": "logistic_regression", "epsilon": "2", "batch_share": "0.05", "discount": "0.95",
+            "dataset": "syn_l", "largest_dimension": "100", "server_lr": "0.1"}  # fmt: skip
+    assert len({execution.run("08", "smoke", long | {"value": value}) for value in ("pm", "hm", "duchi")}) == 3
 
 
 def test_no_gpu_and_no_space_are_said_at_once(monkeypatch, tmp_path):

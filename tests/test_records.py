@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction.claims import measured
 from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache, write_atomically
 
 KEYS = ["dataset", "clip_norm", "metric"]
@@ -63,6 +64,15 @@ def test_a_number_that_is_no_number_is_a_broken_record(tmp_path):
     record.path.write_text(record.path.read_text().replace("0.25", "a quarter"))
     with pytest.raises(InputError, match="broken"):
         record.frame()
+
+
+@pytest.mark.parametrize("cut", [-1, -8, -30, -60])
+def test_a_record_that_is_cut_off_in_a_row_supports_no_verdict(tmp_path, cut):
+    record = table(tmp_path)
+    add(record, 4.0)
+    record.path.write_bytes(record.path.read_bytes()[:cut])
+    with pytest.raises(InputError, match=r"table\.csv is broken"):
+        measured("paper/table", tmp_path)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

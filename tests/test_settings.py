@@ -45,8 +45,10 @@ def test_overrides_make_a_custom_profile_but_data_and_seed_do_not():
         ({"clip_norm": "nan"}, ["clip_norm", "nan"]),
         ({"noise_scale": "inf"}, ["noise_scale", "inf"]),
         ({"clip_nrom": "4"}, ["clip_nrom", "did you mean clip_norm", "noise_scale"]),
-        ({"victims": "two"}, ["victims", "two", "integer"]),
+        ({"victims": "two"}, ["victims", "two", "whole number"]),
         ({"start": "zeros"}, ["start", "zeros", "patterned"]),
+        ({"start": "paterned"}, ["did you mean patterned"]),
+        ({"clip_norm": "4,"}, ["4,", "a number", "separated by spaces"]),
         ({"victims": "0"}, ["victims", "0"]),
     ],
 )

@@ -18,6 +18,7 @@ from fl_privacy_lib.accounting.recompute import epsilon_tolerance
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
 from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, load_published, reproduces
+from fl_privacy_lib.reproduction.records import read_record
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 FIELDS = set("id paper where kind chapter statement table rows test setting refutation why".split())
@@ -60,7 +61,7 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
 
 
 def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
-    """Return a measured table ('paper/table'); an empty one if nothing is recorded."""
+    """Return a measured table ('paper/table'), empty if nothing is recorded; a broken file is an `InputError`."""
     path = folder / f"{table}.csv"
     if not path.exists():
         return pd.DataFrame(columns=["metric"])
@@ -69,10 +70,7 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
 
 @functools.lru_cache(maxsize=128)
 def _read(path: Path, changed: int) -> pd.DataFrame:  # many claims rest on one table
-    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    for column in ("mean", "std", "seconds"):
-        frame[column] = pd.to_numeric(frame[column])
-    return frame
+    return read_record(path)
 
 
 def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:

@@ -1,8 +1,10 @@
 """Running notebooks through papermill: parameters checked first, results whole or not at all."""
 
+import hashlib
 import json
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,13 @@ TIMES = BUILD / "run_times.json"
 
 def check_disk(folder: Path, mebibytes: int = NEEDED_MIB) -> None:
     """Raise `InputError` at once when a run could not be kept."""
-    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free // 2**20
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}): make it a writable folder.") from None
+    free = shutil.disk_usage(folder).free // 2**20
     if free < mebibytes:
         raise InputError(f"only {free} MiB are free in {folder}, {mebibytes} MiB are needed: free some space.")
 
@@ -102,7 +110,6 @@ def execute(name: str, settings: Settings, target: Path) -> Path:
 
     notebook, _ = chapter(name)
     check_disk(target.parent)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial.ipynb")
     try:
         papermill.execute_notebook(
@@ -113,7 +120,7 @@ def execute(name: str, settings: Settings, target: Path) -> Path:
             kernel_name="python3",
             progress_bar=False,
             stderr_file=sys.stderr,
-            extra_arguments=["--IPKernelApp.log_level=40"],  # the kernel's own warnings concern no reader
+            extra_arguments=["--IPKernelApp.log_level=50"],  # the kernel's own messages concern no reader
         )
     except PapermillExecutionError as error:
         kind = "" if error.ename == "InputError" else f"{error.ename}: "
@@ -128,7 +135,9 @@ def run(name: str, profile: str, overrides: dict[str, Any]) -> Path:
     notebook, kind = chapter(name)
     settings = resolved(kind.of_profile(profile, **overrides))
     words = [f"{k}={v}" for k, v in sorted(overrides.items())]
-    safe = "_".join([profile, *words]).replace("/", "-").replace(":", "-")[:120]
+    safe = "_".join([profile, *words]).replace("/", "-").replace(":", "-")
+    if len(safe) > 120:  # cut names would meet
+        safe = f"{safe[:110]}_{hashlib.sha256(safe.encode()).hexdigest()[:8]}"
     target = ROOT / "runs" / f"{notebook}__{safe}.ipynb"
     say(f"{notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items()))
     return timed(f"run {notebook} {profile}", lambda: execute(name, settings, target))

@@ -30,6 +30,7 @@ def data_root() -> Path:
         raise InputError(f"FL_PRIVACY_DATA = {named} is not a folder: name the data sets' folder, or unset it.")
     if not os.access(folder, os.R_OK | os.X_OK):
         raise InputError(f"FL_PRIVACY_DATA = {named} cannot be read: change its rights, or name another folder.")
+    os.environ["FL_PRIVACY_DATA"] = str(folder)  # processes of ours may start in another folder
     return folder
 
 

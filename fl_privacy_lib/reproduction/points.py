@@ -1,5 +1,6 @@
 """Points of a grid, computed side by side in processes, kept as they finish, and written into a record."""
 
+import contextlib
 import functools
 import hashlib
 import multiprocessing
@@ -59,7 +60,8 @@ def finished(
     task = functools.partial(_finish, chapter, compute)
     running: dict[P, Future[Any]] = {}
     if count > 1:
-        running = {point: _pool(count).submit(task, point, key(point)) for point in missing}
+        with _interrupts_ignored():
+            running = {point: _pool(count).submit(task, point, key(point)) for point in missing}
     seen: dict[P, Result] = {}
     for point in points:
         if point not in seen:
@@ -82,10 +84,24 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),))
 
 
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Let processes that start meanwhile inherit that Ctrl-C is not for them, before they can say so themselves."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _start_worker(parent: int) -> None:
     """Use one thread, leave Ctrl-C to the parent, and end when the parent has ended, however it did."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def watch() -> None:
         while os.getppid() == parent:

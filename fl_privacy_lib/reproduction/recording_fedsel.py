@@ -50,8 +50,10 @@ def _key(arm: Any) -> dict[str, object]:
 def _words(arm: Any, result: Result) -> str:
     if isinstance(arm, fedsel.Training):
         accuracy = float(np.mean(result["curve"][:, -1]))
-        return f"{arm.dataset} {arm.model} {arm.method} ε = {arm.epsilon:g}: accuracy {accuracy:.4f}"
-    return f"{arm}"
+        setting = f"{arm.dataset} {arm.model} {arm.method} ε = {arm.epsilon:g} η = {arm.server_lr:g}"
+        return f"{setting}: accuracy {accuracy:.4f}"
+    told = (f"{value:g}" if isinstance(value, float) else str(value) for value in _key(arm).values())
+    return " ".join(told)
 
 
 def record_fedsel(settings: FedSel, only: str | None = None, folder: Path = MEASURED) -> None:
@@ -60,10 +62,15 @@ def record_fedsel(settings: FedSel, only: str | None = None, folder: Path = MEAS
     Parameters
     ----------
     settings : usually the `full` profile. Each recorded panel has its own data sets, models and budgets, so
-        `dataset`, `model`, `epsilon` and `value` change nothing; `repetitions` and `folds` do.
+        `model`, `epsilon` and `value` change nothing and `dataset` is refused; `repetitions` and `folds` count.
     only : 'paper/table' or None for all
     folder : where the measured tables lie
     """
+    if settings.dataset != "auto":
+        raise InputError(
+            f"dataset = {settings.dataset!r} restricts nothing here: every recorded panel has its own data. "
+            "Leave it out, or record one table with --only."
+        )
     grid = fedsel_grid.recorded_grid(settings)
     if only is not None and only not in (*grid, STATEMENTS):
         raise InputError(f"chapter 08 records no table {only!r}; it records {', '.join((*grid, STATEMENTS))}.")
@@ -93,7 +100,7 @@ def _need_data(cells: Iterator[Cell]) -> None:
     missing = sorted(name for name in names if not available(name, data_root()))
     if missing:
         where = data_root()
-        raise InputError(f"{', '.join(missing)} is not in {where}: set FL_PRIVACY_DATA to a folder that holds it.")
+        raise InputError(f"not in {where}: {', '.join(missing)}. Set FL_PRIVACY_DATA to a folder that holds them.")
 
 
 def _record_statements(folder: Path, meta: dict[str, Any]) -> None:

@@ -53,6 +53,32 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def read_record(path: Path, columns: Iterable[str] = ("metric", "mean", "std", "n")) -> pd.DataFrame:
+    """Return a record's rows: `mean`, `std` and `seconds` as numbers, all else as text.
+
+    Raises
+    ------
+    InputError
+        If the file is no table, lacks a column, or has a row that is cut off or not in numbers.
+    """
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        missing = [c for c in columns if c not in table]
+        if missing:
+            raise ValueError(f"it lacks the column {missing[0]!r}")
+        holes = (table == "").any(axis=1).to_numpy()  # no record has an empty field, and each ends its last line
+        if holes.any() or not path.read_bytes().endswith(b"\n"):
+            raise ValueError(f"line {(int(holes.argmax()) if holes.any() else len(table) - 1) + 2} is cut off")
+        for column in {"mean", "std", "seconds"} & set(table):
+            table[column] = pd.to_numeric(table[column])
+    except ValueError as error:
+        reason = str(error).rstrip(".")
+        raise InputError(
+            f"the record {path} is broken ({reason}): restore it with git, or delete it and record again."
+        ) from None
+    return table
+
+
 class MeasuredTable:
     """A CSV of measured values, one row a (point, metric), that grows by whole points.
 
@@ -70,18 +96,7 @@ class MeasuredTable:
         columns = [*self.keys, *META]
         if not self.path.exists():
             return pd.DataFrame(columns=columns)
-        try:
-            table = pd.read_csv(self.path, dtype=str, keep_default_na=False)
-            missing = [c for c in columns if c not in table]
-            if missing:
-                raise ValueError(f"it lacks the column {missing[0]!r}")
-            for column in ("mean", "std", "seconds"):
-                table[column] = pd.to_numeric(table[column])
-        except ValueError as error:
-            raise InputError(
-                f"the record {self.path} is broken ({error}): restore it with git, or delete it and record again."
-            ) from None
-        return table
+        return read_record(self.path, columns)
 
     def rows_of(self, point: dict[str, Any]) -> pd.DataFrame:
         """Return the rows whose key columns equal the point's values, compared as text."""

@@ -4,7 +4,7 @@ Every chapter has one settings class, in `parameters`. Its defaults are the `qui
 comments, in the parameters cell of its notebook; a test keeps the two equal. A profile only chooses values.
 """
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -62,7 +62,13 @@ class Settings(BaseModel):
             return str(first["ctx"]["error"])
         if first["type"] == "value_error":
             return f"{name} = {value!r}: {str(first['ctx']['error']).rstrip('.')}."
-        return f"{name} = {value!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:].rstrip('.')}."
+        if first["type"] == "literal_error":
+            one_of(get_args(cls.model_fields[name].annotation), **{name: str(value)})
+        plain = {"int": "it must be a whole number", "float": "it must be a number", "bool": "it must be true or false"}
+        reason = plain.get(first["type"].split("_")[0], first["msg"][0].lower() + first["msg"][1:].rstrip("."))
+        if str(value).endswith(","):
+            reason += "; parameters are separated by spaces, without commas"
+        return f"{name} = {value!r} is not allowed: {reason}."
 
 
 Device = Literal["auto", "cpu", "cuda"]

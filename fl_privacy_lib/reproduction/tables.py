@@ -183,9 +183,9 @@ def time_table(chapter: str) -> Table:
     """Return how long a chapter's notebook took at each profile, on which machine, as recorded."""
     path = MEASURED / "run_times.csv"
     columns = ["profile", "data", "seconds", "peak memory, MiB", "machine", "date"]
-    if not path.exists():
-        return Table(columns, [["any", "—", "not yet measured", "—", "—", "—"]])
-    frame = select(pd.read_csv(path, dtype=str), {"chapter": chapter})
+    frame = select(pd.read_csv(path, dtype=str), {"chapter": chapter}) if path.exists() else pd.DataFrame()
+    if frame.empty:
+        return Table(columns, [["any", "—", "not yet measured: make times", "—", "—", "—"]])
     return Table(columns, frame[["profile", "data", "seconds", "peak_mib", "device", "date"]].to_numpy().tolist())
 
 

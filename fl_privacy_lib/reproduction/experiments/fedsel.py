@@ -152,7 +152,7 @@ class Training:
 
     def top(self, dimensions: int) -> int:
         """Return k."""
-        return max(1, round(self.top_share * dimensions))
+        return top(self.top_share, dimensions)
 
     def whole(self, dimensions: int, seed: int = 0) -> Flat | Compressed:
         """Return the flat or the compressed solution's mechanism over whole vectors."""
@@ -166,6 +166,18 @@ class Training:
         kept = max(1, round(COMPRESSION * dimensions))
         generator = keyed_generator(torch.device("cpu"), seed, "projection")
         return Compressed(flat(kept), random_projection(dimensions, kept, generator))
+
+
+def top(top_share: float, dimensions: int) -> int:
+    """Return k, the coordinates that count as top: at least one, and not all.
+
+    >>> top(0.1, 32)
+    3
+    """
+    k = max(1, round(top_share * dimensions))
+    if k >= dimensions:
+        raise InputError(f"top_share = {top_share:g} of {dimensions} coordinates is all of them: choose less.")
+    return k
 
 
 def selection(name: str, epsilon: float, top: int) -> Select:

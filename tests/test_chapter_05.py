@@ -193,6 +193,10 @@ def test_the_curve_holds_each_training_once_in_the_order_of_its_noise(folder):
     assert fed_cdp_rows.bracket(found, 0.99) == (None, 0.0)
     assert fed_cdp_rows.bracket(found, 0.0) == (found[-1].x, None)
     assert fed_cdp_rows.bracket([], 0.9) == (None, None)
+    low, *_, high = (p for p in found if 0.01 < p.x < 1)  # a miss below a hit widens the range
+    torn = [replace(low, accuracy=0.0), replace(high, accuracy=1.0)]
+    assert fed_cdp_rows.bracket([replace(found[0], x=0.0, accuracy=1.0), *torn], 0.5) == (0.0, None)
+    assert fed_cdp_rows.bracket([*torn, replace(high, x=5.0, accuracy=0.0)], 0.5) == (None, 5.0)
     assert fed_cdp_rows.noise_points({name: t.iloc[:0] for name, t in tables.items()}) == []
 
 

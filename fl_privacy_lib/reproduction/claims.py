@@ -17,7 +17,7 @@ from fl_privacy_lib.accounting.conventions import UNREPRODUCED
 from fl_privacy_lib.accounting.recompute import epsilon_tolerance
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
-from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, load_published, reproduces
+from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, has_published, load_published, reproduces
 from fl_privacy_lib.reproduction.records import read_record
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
@@ -30,7 +30,7 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The computed status of a claim: on how many recorded cells its test held, and why."""
+    """The computed status of a claim: on how many recorded cells its test held, or its counter-example; and why."""
 
     status: str
     held: int
@@ -38,7 +38,8 @@ class Verdict:
     note: str = ""
 
     def __str__(self) -> str:
-        return self.status + (f": holds on {self.held} of {self.cells} recorded cells" if self.cells else "")
+        what = "its counter-example holds" if self.status == "refuted" else "holds"
+        return self.status + (f": {what} on {self.held} of {self.cells} recorded cells" if self.cells else "")
 
 
 def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
@@ -124,8 +125,47 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
         counter = select(measured(entry["table"], folder), entry["refutation"]["rows"])
         found = check(entry["refutation"]["test"], entry, at_published_setting(counter, entry.get("setting", {})))
         if any(found):
-            return Verdict("refuted", sum(held), len(held), entry["refutation"]["argument"])
-    return Verdict("reproduced" if all(held) else "not reproduced", sum(held), len(held))
+            return Verdict("refuted", sum(found), len(found), entry["refutation"]["argument"])
+    status = "reproduced" if all(held) else "not reproduced"
+    return Verdict(status, sum(held), len(held), _coverage(entry["table"], full))
+
+
+def _coverage(table: str, frame: pd.DataFrame) -> str:
+    """Return which data sets of a published table are recorded, where some are not."""
+    if "dataset" not in frame or not has_published(table):
+        return ""
+    printed = load_published(table)
+    names = sorted(set(printed["dataset"])) if "dataset" in printed else []
+    own = sorted(set(frame["dataset"]))
+    return f"{len(own)} of {len(names)} data sets: {', '.join(own)}" if set(own) < set(names) else ""
+
+
+def in_words(test: dict[str, Any]) -> str:
+    """Return a claim's test as a reader's words; `check` has their exact meaning.
+
+    >>> in_words({"check": "at_most", "metric": "slope", "bound": 1.25})
+    'slope ≤ 1.25'
+    """
+
+    def told(rows: dict[str, Any]) -> str:
+        return ", ".join(" or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values())
+
+    kind, metric = test["check"], str(test.get("metric", "attack_success_rate"))
+    words = {
+        "values": "each printed value comes out",
+        "accounted": "each printed ε comes out",
+        "rate_above": f"interval of {metric} above {test.get('bound')}",
+        "rate_below": f"interval of {metric} below {test.get('bound')}",
+        "fewer_iterations": f"{told(test.get('rows', {}))} needs fewer iterations than {told(test.get('than', {}))}",
+        "shown": f"{metric} ≥ {test.get('bound')}",
+        "at_most": f"{metric} ≤ {test.get('bound')}",
+        "ratio": f"printed ratio within a factor of {test.get('factor')}",
+        "ahead": f"{metric} of {told(test.get('rows', {}))} above that of {told(test.get('than', {}))}"
+        + (f" less {-test['by']}" if test.get("by", 0) < 0 else f" by {test['by']}" if test.get("by") else "")
+        + (f" by {test['errors']} standard errors" if test.get("errors") else ""),
+        "best": f"{metric} highest at {test.get('over')} = {' or '.join(map(str, test.get('at', ())))}",
+    }
+    return words[kind].replace("_", " ")
 
 
 def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> list[bool]:

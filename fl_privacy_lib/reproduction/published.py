@@ -29,6 +29,11 @@ def load_published(table: str, folder: Path = PUBLISHED) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
+def has_published(table: str, folder: Path = PUBLISHED) -> bool:
+    """Return whether a table of this name is published; figures and our own tables are not."""
+    return (folder / f"{table}.csv").exists()
+
+
 def load_index(paper: str, folder: Path = PUBLISHED) -> dict:
     """Return a paper's index: its settings, and the notes on what is garbled or contradictory."""
     return yaml.safe_load((folder / paper / "index.yaml").read_text())

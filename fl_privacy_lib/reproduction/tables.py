@@ -11,6 +11,7 @@ from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.claims import (
     at_published_setting,
     compare_accounted,
+    in_words,
     load_claims,
     measured,
     select,
@@ -166,8 +167,9 @@ def claims_table(chapter: str | None = None) -> Table:
         if chapter in (None, entry["chapter"]):
             found = verdict(entry)
             where = f"{named(entry['paper'])}: {entry['where']}"
-            rows.append([where, entry["statement"], Badge(str(found)), found.note or "—"])
-    return Table(["where", "claim, in our words", "verdict", "why"], rows)
+            test = in_words(entry["test"]) if "test" in entry else "—"
+            rows.append([where, entry["statement"], test, Badge(str(found)), found.note or "—"])
+    return Table(["where", "claim, in our words", "test", "verdict", "note"], rows)
 
 
 def summary_table() -> Table:

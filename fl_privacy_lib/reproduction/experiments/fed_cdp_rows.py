@@ -172,10 +172,15 @@ Bracket = tuple[float | None, float | None]
 
 
 def bracket(points: list[NoisePoint], level: float) -> Bracket:
-    """Return the largest recorded x that reaches an accuracy, and the next larger one that does not; None for none."""
-    reached = max((p.x for p in points if p.accuracy >= level), default=None)
-    missed = min((p.x for p in points if reached is None or p.x > reached), default=None)
-    return reached, missed
+    """Return the x up to which every recorded point reaches an accuracy, and that from which none does; None for none.
+
+    Where the two are no neighbours, the points between them disagree.
+    """
+    missed = [p.x for p in points if p.accuracy < level]
+    met = [p.x for p in points if p.accuracy >= level]
+    sure = [x for x in met if x < min(missed, default=math.inf)]
+    never = [x for x in missed if x > max(met, default=-math.inf)]
+    return max(sure, default=None), min(never, default=None)
 
 
 def clients_needed(multiplier: float, found: Bracket) -> tuple[float, float]:

@@ -103,6 +103,7 @@ def beside(table: str, setting: dict[str, Any], live: dict[tuple[str, ...], str]
     rows = []
     keys = ["dataset", "threat_type", "method", "arm", "attacker"]
     cells = frame.drop_duplicates(keys)[keys] if len(frame) else pd.DataFrame(columns=keys)
+    cells = cells.sort_values(keys[:2], key=_by_appearance, kind="stable")  # what was recorded later joins its like
     full = at_published_setting(frame, setting) if len(frame) else frame
     for cell in cells.to_dict("records"):
         key: dict[str, Any] = {str(name): value for name, value in cell.items()}
@@ -128,6 +129,10 @@ def beside(table: str, setting: dict[str, Any], live: dict[tuple[str, ...], str]
     columns = ["data, type", "method, attacker", "succeeds", "recovered", "distance", "MSE", "iterations", "this run",
                "status"]  # fmt: skip
     return Table(columns, rows)
+
+
+def _by_appearance(column: pd.Series) -> pd.Series:
+    return column.map({value: place for place, value in enumerate(dict.fromkeys(column))})
 
 
 def beside_accounted(table: str, live: dict[tuple[str, ...], float]) -> Table:

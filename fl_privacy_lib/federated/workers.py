@@ -170,7 +170,10 @@ def _work(rank: int, size: int, folder: str, send: Connection, run: Callable[...
 
 def _last_words(helpers: list[Any], pipes: list[Connection]) -> str:
     """Return what the worker that ended first said, or how it was killed; empty if all are well."""
-    wait([helper.sentinel for helper in helpers], timeout=5)
+    ended = wait([helper.sentinel for helper in helpers], timeout=30)
+    for helper in helpers:
+        if helper.sentinel in ended:
+            helper.join(timeout=30)  # a process closes its files, and so is seen to end, before its exit code is there
     codes = {rank: helper.exitcode or 0 for rank, helper in enumerate(helpers, 1)}
     silent = [f"worker {rank} was killed by signal {-code}" for rank, code in codes.items() if code < 0]
     said = []

@@ -130,6 +130,37 @@ def test_more_spread_never_loses_a_value(mean, std, more):
         assert reproduces("0.50", Value(mean, std + more, 3), "dimensionless")
 
 
+def test_a_claim_about_all_data_sets_says_which_are_recorded(tmp_path):
+    row = {"dataset": "cancer", "method": "non_private", "metric": "accuracy", "mean": 0.9, "std": 0.0, "n": "1"}
+    path = tmp_path / "fed_cdp" / "table_1.csv"
+    path.parent.mkdir(parents=True)
+    pd.DataFrame([row]).to_csv(path, index=False)
+    one = {"table": "fed_cdp/table_1", "test": {"check": "shown", "metric": "accuracy", "bound": 0.5}}
+    assert claims.verdict(one, tmp_path).note == "1 of 5 data sets: cancer"
+    assert claims.verdict(one | {"rows": {"dataset": "cancer"}}, tmp_path).note == ""
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ({"check": "rate_below", "bound": 0.1}, "success rate below 0.1, with its interval"),
+        ({"check": "ahead", "metric": "mse", "rows": {"arm": ["a", "b_c"]}, "than": {"arm": "d"}, "errors": 2},
+         "mse of a or b c above that of d by 2 standard errors"),
+        ({"check": "ahead", "metric": "accuracy", "rows": {"x": 1}, "than": {"x": 0}, "errors": 0, "by": -0.01},
+         "accuracy of 1 above that of 0 less 0.01"),
+        ({"check": "best", "metric": "accuracy", "over": "clip", "at": [2, 4]}, "accuracy highest at clip = 2 or 4"),
+    ],
+)  # fmt: skip
+def test_a_test_can_be_read(test, words):
+    assert claims.in_words(test) == words
+
+
+def test_every_test_in_the_ledger_has_words():
+    for entry in claims.load_claims():
+        words = claims.in_words(entry["test"]) if "test" in entry else "—"
+        assert words and "None" not in words, (entry["id"], words)
+
+
 def test_a_cost_is_compared_as_a_ratio(tmp_path):
     rows = [
         {"dataset": d, "method": m, "engine": "as_written", "metric": metric, "mean": mean}

@@ -127,7 +127,8 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
         if any(found):
             return Verdict("refuted", sum(found), len(found), entry["refutation"]["argument"])
     status = "reproduced" if all(held) else "not reproduced"
-    return Verdict(status, sum(held), len(held), _coverage(entry["table"], full))
+    asked = "dataset" in entry.get("rows", {})
+    return Verdict(status, sum(held), len(held), "" if asked else _coverage(entry["table"], full))
 
 
 def _coverage(table: str, frame: pd.DataFrame) -> str:
@@ -150,12 +151,12 @@ def in_words(test: dict[str, Any]) -> str:
     def told(rows: dict[str, Any]) -> str:
         return ", ".join(" or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values())
 
-    kind, metric = test["check"], str(test.get("metric", "attack_success_rate"))
+    kind, metric = test["check"], str(test.get("metric", "success rate"))
     words = {
         "values": "each printed value comes out",
         "accounted": "each printed ε comes out",
-        "rate_above": f"interval of {metric} above {test.get('bound')}",
-        "rate_below": f"interval of {metric} below {test.get('bound')}",
+        "rate_above": f"{metric} above {test.get('bound')}, with its interval",
+        "rate_below": f"{metric} below {test.get('bound')}, with its interval",
         "fewer_iterations": f"{told(test.get('rows', {}))} needs fewer iterations than {told(test.get('than', {}))}",
         "shown": f"{metric} ≥ {test.get('bound')}",
         "at_most": f"{metric} ≤ {test.get('bound')}",

@@ -51,6 +51,8 @@ NAMES = {
     "fed_cdp_decay_example": "Fed-CDP(decay) per example",
     "fed_cdp_decay_batch": "Fed-CDP(decay) per batch",
     "dssgd": "DSSGD",
+    "gaussian": "normal noise",
+    "clipped_gaussian": "clipped, normal noise",
     "naive": "naive",
     "clip_aware": "clip-aware",
     "prior": "naive, with a prior",

@@ -43,13 +43,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for an input to mend, 130 or 143 when interrupted."""
     options, late = parser().parse_known_args(arguments)
-    stopped = [130]
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        stopped[0] = 128 + number
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         if hasattr(options, "parameters"):  # argparse takes positional words only before the first option
             options.parameters += [word for word in late if not word.startswith("-")]
@@ -62,9 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("interrupted: finished points are kept; the same command continues.", file=sys.stderr, flush=True)
-        os._exit(stopped[0])  # at once: a clean exit would wait for the workers' points under way
+        # at once: a clean exit would wait for the workers' points under way
+        os._exit(stop.args[0] if stop.args else 130)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(128 + number)  # as Ctrl-C, but for the exit status
 
 
 def _dispatch(options: argparse.Namespace) -> int:

@@ -232,6 +232,12 @@ def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: 
     return panels({"": series}, xlabel, ylabel, **axes_settings)
 
 
+def _styles(groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return name → colour, marker and line, the same in every group."""
+    names = dict.fromkeys(name for series in groups.values() for name in series)
+    return dict(zip(names, itertools.cycle(SERIES), strict=False))
+
+
 def panels(
     groups: dict[str, dict[str, Curve]], xlabel: str, ylabel: str, columns: int = 2,
     size: tuple[float, float] | None = None, reference: tuple[str, float] | None = None, **axes_settings: Any,
@@ -244,8 +250,7 @@ def panels(
     size : inches; None: by the number of panels
     reference : name and height of a horizontal line in every panel
     """
-    names = list(dict.fromkeys(name for series in groups.values() for name in series))
-    style = dict(zip(names, itertools.cycle(SERIES), strict=False))
+    style = _styles(groups)
     columns = max(1, min(columns, len(groups)))
     rows = max(1, -(-len(groups) // columns))
     size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))
@@ -261,16 +266,16 @@ def panels(
         axes.grid(color="#e4e7eb")
     for axes in grid.flat[len(groups) :]:
         axes.set_axis_off()
-    if not names:
+    if not style:
         grid[0, 0].text(0.5, 0.5, "not recorded yet", ha="center", transform=grid[0, 0].transAxes)
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
-    if len(names) > 1 and len(groups) == 1:
+    if len(style) > 1 and len(groups) == 1:
         grid[0, 0].legend()
-    elif len(names) > 1:
-        handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in names]
+    elif len(style) > 1:
+        handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in style]
         handles += [Line2D([], [], label=reference[0], **REFERENCE)] if reference else []
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(names)))
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(style)))
     return figure
 
 
@@ -296,8 +301,7 @@ def banded_curves(
     groups : quantity → name → points in the order of x; a name looks the same in every panel
     marks : name → x of a vertical line
     """
-    names = list(dict.fromkeys(name for series in groups.values() for name in series))
-    style = dict(zip(names, itertools.cycle(SERIES), strict=False))
+    style = _styles(groups)
     figure, grid = plt.subplots(len(groups), 1, figsize=(6.8, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False)
     for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
         for name, points in series.items():
@@ -311,7 +315,7 @@ def banded_curves(
     for name, mark in (marks or {}).items():
         grid[0, 0].annotate(name, (mark, 1.0), (2, 2), textcoords="offset points", fontsize=8, color=QUIET, rotation=60)
     grid[-1, 0].set_xlabel(xlabel)
-    if len(names) > 1:
+    if len(style) > 1:
         grid[-1, 0].legend()
     return figure
 

@@ -7,6 +7,7 @@ the old file or the new one, never a half; what was finished is found again by i
 import datetime
 import functools
 import hashlib
+import io
 import json
 import os
 import tempfile
@@ -62,12 +63,13 @@ def read_record(path: Path, columns: Iterable[str] = ("metric", "mean", "std", "
         If the file is no table, lacks a column, or has a row that is cut off or not in numbers.
     """
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        data = path.read_bytes()
+        table = pd.read_csv(io.BytesIO(data), dtype=str, keep_default_na=False)
         missing = [c for c in columns if c not in table]
         if missing:
             raise ValueError(f"it lacks the column {missing[0]!r}")
         holes = (table == "").any(axis=1).to_numpy()  # no record has an empty field, and each ends its last line
-        if holes.any() or not path.read_bytes().endswith(b"\n"):
+        if holes.any() or not data.endswith(b"\n"):
             raise ValueError(f"line {(int(holes.argmax()) if holes.any() else len(table) - 1) + 2} is cut off")
         for column in {"mean", "std", "seconds"} & set(table):
             table[column] = pd.to_numeric(table[column])

@@ -15,6 +15,7 @@ from fl_privacy_lib.defenses.route import Context, Stage
 from fl_privacy_lib.defenses.selection import PerturbedEncoding, RandomChoice
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
 from fl_privacy_lib.reproduction.experiments.fedsel import Training, selection
+from fl_privacy_lib.reproduction.experiments.fedsel import top as top_of
 
 TOP_SHARE, RATIO = 0.1, 0.1
 SOLUTIONS = ("flat", "flat_unscaled", "compressed", "two_stage")
@@ -61,7 +62,7 @@ def vectors(clients: int, dimensions: int, spread: float, seed: int) -> torch.Te
     """Return vectors [n, d] in [−1, 1]: a tenth of the coordinates around 1/2, the others around 0, ± spread."""
     generator = keyed_generator(torch.device("cpu"), seed, "vectors")
     mean = torch.zeros(dimensions, dtype=torch.float64)
-    mean[: max(1, round(TOP_SHARE * dimensions))] = 0.5
+    mean[: top_of(TOP_SHARE, dimensions)] = 0.5
     return mean + spread * (2 * torch.rand(clients, dimensions, generator=generator, dtype=torch.float64) - 1)
 
 
@@ -84,7 +85,7 @@ def _stages(point: Noise) -> tuple[Stage, Stage]:
             return whole.recover((x @ whole.projection.T).clamp(-1, 1)) if isinstance(whole, Compressed) else x
 
         return Perturbed(whole), Perturbed(unperturbed)
-    top = max(1, round(TOP_SHARE * d))
+    top = top_of(TOP_SHARE, d)
     select = RandomChoice() if point.solution == "flat_unscaled" else selection("ps", RATIO * epsilon, top)
     return TwoStage(select, Piecewise(epsilon)), TwoStage(select)
 
@@ -130,14 +131,14 @@ class Signal:
     @property
     def predicted(self) -> float:
         """√(d P_j) of a top coordinate j."""
-        top = max(1, round(TOP_SHARE * self.dimensions))
+        top = top_of(TOP_SHARE, self.dimensions)
         law = selection(self.method, self.epsilon, top).law_given(np.arange(self.dimensions))  # type: ignore[attr-defined]
         return math.sqrt(self.dimensions * float(law[self.dimensions - top : self.dimensions].mean()))
 
 
 def measure_signal(point: Signal) -> dict[str, Any]:
     """Return {'gain'}: mean over standard deviation of the top coordinates, against uniform selection's; by groups."""
-    top = max(1, round(TOP_SHARE * point.dimensions))
+    top = top_of(TOP_SHARE, point.dimensions)
     x = vectors(point.clients, point.dimensions, point.spread, point.seed)
     ratios = []
     for select in (selection(point.method, point.epsilon, top), RandomChoice()):
@@ -195,7 +196,7 @@ def measure_time(point: Time) -> dict[str, Any]:
 
     What another process takes makes a draw longer, never shorter.
     """
-    rng, top = np.random.default_rng(point.seed), max(1, round(TOP_SHARE * point.dimensions))
+    rng, top = np.random.default_rng(point.seed), top_of(TOP_SHARE, point.dimensions)
     scores = rng.random((max(4, 100_000 // point.dimensions), point.dimensions), dtype=np.float32)
     if point.engine == "as_written":
         written = as_written(point.method, point.epsilon, top, point.dimensions)

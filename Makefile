@@ -16,6 +16,10 @@ help: ## show this list
 STRAY := $(strip $(foreach v,$(filter-out NB PROFILE P PYTHON,$(.VARIABLES)),$(if $(filter command,$(origin $v)),$v=$($v))))
 $(if $(STRAY),$(error write parameters inside P, not beside it: P="$(STRAY)"))
 
+ifndef NB
+$(foreach goal,$(filter run params lab record,$(MAKECMDGOALS)),$(error name a chapter, for example make $(goal) NB=01))
+endif
+
 setup: $(VENV)/.ready ## create .venv and install everything (once; 8 GB of disk, 1 to 5 minutes)
 
 $(VENV)/.ready: requirements.lock pyproject.toml
@@ -34,19 +38,15 @@ book: setup ## execute every chapter and build the book [PROFILE=quick P="datase
 	@$(RUN) book --profile $(PROFILE) $(P)
 
 run: setup ## execute one chapter: NB=01 P="dataset=mnist noise_scale=1e-2" [PROFILE=quick]
-	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make run NB=01 P="noise_scale=1e-2".' >&2; exit 2; }
 	@$(RUN) run $(NB) --profile $(PROFILE) $(P)
 
 params: setup ## list a chapter's parameters: NB=01
-	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make params NB=01.' >&2; exit 2; }
 	@$(RUN) params $(NB)
 
 lab: setup ## open a copy of a chapter of your own, in runs/, in JupyterLab: NB=05
-	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make lab NB=05.' >&2; exit 2; }
 	@$(RUN) lab $(NB)
 
 record: setup ## record a chapter's grid into results/measured: NB=01 [PROFILE=full]
-	@[ -n "$(NB)" ] || { echo 'error: name a chapter, for example make record NB=01.' >&2; exit 2; }
 	@$(RUN) record $(NB) --profile $(if $(filter command line,$(origin PROFILE)),$(PROFILE),full) $(P)
 
 test: setup ## run the tests

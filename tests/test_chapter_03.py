@@ -51,6 +51,11 @@ def test_the_parameters_cell_equals_the_settings_class():
     assert CountingPrivacy().profile == "quick"
 
 
+def test_every_population_that_can_be_dealt_out_is_accepted():
+    for clients, examples, holders, repeats in ((2000, 50_000, 20, 1), (1000, 50_000, 5, 2), (1000, 500_000, 1, 1)):
+        assert CountingPrivacy.checked(clients=clients, examples=examples, holders=holders, repeats=repeats)
+
+
 def test_profiles_never_shrink_what_is_recomputed():
     for values in CountingPrivacy.profiles.values():
         assert set(values) <= {"curve_points", "second_library"}
@@ -62,6 +67,10 @@ def test_profiles_never_shrink_what_is_recomputed():
         ({"participants": 2_000}, "clients"),
         ({"batch_size": 501}, "client_size"),
         ({"holders": 1_001}, "holders"),
+        ({"holders": 9}, "holders to 10"),
+        ({"clients": 2_000}, "holders to 20"),
+        ({"examples": 400}, "repeats to 2"),
+        ({"examples": 500_001}, "lower examples"),
         ({"delta": 1.0}, "delta"),
         ({"method": "fed_cpd"}, "method"),
         ({"method": "fed_sdp_client", "clip_scope": "all"}, "clip_scope"),

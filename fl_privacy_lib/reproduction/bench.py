@@ -44,7 +44,7 @@ from fl_privacy_lib.reproduction.experiments.fast_training import (
 )
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.progress import say
-from fl_privacy_lib.reproduction.records import write_atomically
+from fl_privacy_lib.reproduction.records import other_rows, write_table
 
 COLUMNS = ["workload", "engine", "participants", "workers", "ms_per_client_iteration", "peak_mib", "version", "date"]
 
@@ -164,10 +164,8 @@ def ratios(ms: dict[str, float]) -> dict[str, float]:
 
 def bench(workloads: list[str], repetitions: int, path: Path) -> None:
     """Measure, print the ratios, and write one row an engine, as soon as its workload is done."""
-    old = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
-    rows: list[dict[Any, Any]] = list(old)
     for workload in workloads:
-        rows = [row for row in rows if row["workload"] != workload]
+        rows = other_rows(path, "workload", [workload])
         ms = measured_ms(workload, 20, 10, repetitions)
         ms["opacus"] = min(ms["opacus_hooks"], ms["opacus_ew"])
         for name, value in ms.items():
@@ -183,7 +181,7 @@ def bench(workloads: list[str], repetitions: int, path: Path) -> None:
         memory = peak_mib(workload, "ours_private", 100)
         for workers, wall in zip((1, 2), zip(*walls, strict=True), strict=True):
             rows.append(_row(workload, "ours_private", 100, workers, median(wall), memory))
-        write_atomically(path, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n").encode())
+        write_table(path, pd.DataFrame(rows, columns=COLUMNS))
         say(f"{workload}: " + ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items()))
         for name, value in ratios(ms).items():
             say(f"  {name}: {value:.2f}")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +29,7 @@ from fl_privacy_lib.metrics import success
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, decoded_cache
 from fl_privacy_lib.reproduction.progress import say
-from fl_privacy_lib.reproduction.records import write_atomically
+from fl_privacy_lib.reproduction.records import other_rows, write_table
 
 DATASETS = ("mnist", "cifar10")  # 28 × 28 and 32 × 32 × 3
 WANTED = {("mnist", 32): 5.0, ("mnist", 128): 6.0, ("cifar10", 32): 3.5, ("cifar10", 128): 4.2}
@@ -160,8 +159,7 @@ def bench(
     path : the file to write; its rows on other data sets stay
     counts : victims attacked at once
     """
-    old = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
-    rows: list[dict[Any, Any]] = [row for row in old if row["dataset"] not in datasets]
+    rows = other_rows(path, "dataset", datasets)
     for dataset in datasets:
         rates = success_rates(scene(dataset, victims), iterations) if victims else {}
         for name, right in rates.items():
@@ -181,7 +179,7 @@ def bench(
                     "ms_per_victim_evaluation": f"{1000 * value:.4f}", "success_rate": rate, "paired_victims": victims,
                     "version": fl_privacy_lib.__version__, "date": datetime.date.today().isoformat(),
                 })  # fmt: skip
-        write_atomically(path, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n").encode())
+        write_table(path, pd.DataFrame(rows, columns=COLUMNS))
 
 
 def main() -> None:

@@ -147,26 +147,34 @@ def in_words(test: dict[str, Any]) -> str:
     >>> in_words({"check": "at_most", "metric": "slope", "bound": 1.25})
     'slope ≤ 1.25'
     """
+    return _words(test).replace("_", " ")
 
-    def told(rows: dict[str, Any]) -> str:
-        return ", ".join(" or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values())
 
-    kind, metric = test["check"], str(test.get("metric", "success rate"))
-    words = {
-        "values": "each printed value comes out",
-        "accounted": "each printed ε comes out",
-        "rate_above": f"{metric} above {test.get('bound')}, with its interval",
-        "rate_below": f"{metric} below {test.get('bound')}, with its interval",
-        "fewer_iterations": f"{told(test.get('rows', {}))} needs fewer iterations than {told(test.get('than', {}))}",
-        "shown": f"{metric} ≥ {test.get('bound')}",
-        "at_most": f"{metric} ≤ {test.get('bound')}",
-        "ratio": f"printed ratio within a factor of {test.get('factor')}",
-        "ahead": f"{metric} of {told(test.get('rows', {}))} above that of {told(test.get('than', {}))}"
-        + (f" less {-test['by']}" if test.get("by", 0) < 0 else f" by {test['by']}" if test.get("by") else "")
-        + (f" by {test['errors']} standard errors" if test.get("errors") else ""),
-        "best": f"{metric} highest at {test.get('over')} = {' or '.join(map(str, test.get('at', ())))}",
-    }
-    return words[kind].replace("_", " ")
+def _words(test: dict[str, Any]) -> str:
+    kind, metric = test["check"], test.get("metric", "success rate")
+    match kind:
+        case "values":
+            return "each printed value comes out"
+        case "accounted":
+            return "each printed ε comes out"
+        case "rate_above" | "rate_below":
+            return f"{metric} {kind.removeprefix('rate_')} {test['bound']}, with its interval"
+        case "fewer_iterations":
+            return f"{_told(test['rows'])} needs fewer iterations than {_told(test['than'])}"
+        case "shown" | "at_most":
+            return f"{metric} {'≥' if kind == 'shown' else '≤'} {test['bound']}"
+        case "ratio":
+            return f"printed ratio within a factor of {test['factor']}"
+        case "best":
+            return f"{metric} highest at {test['over']} = {' or '.join(map(str, test['at']))}"
+    by, errors = test.get("by", 0), test.get("errors")  # "ahead"
+    margin = f" less {-by}" if by < 0 else f" by {by}" if by else ""
+    margin += f" by {errors} standard errors" if errors else ""
+    return f"{metric} of {_told(test['rows'])} above that of {_told(test['than'])}{margin}"
+
+
+def _told(rows: dict[str, Any]) -> str:
+    return ", ".join(" or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values())
 
 
 def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> list[bool]:

@@ -19,7 +19,7 @@ from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.parameters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.progress import say
-from fl_privacy_lib.reproduction.records import write_atomically
+from fl_privacy_lib.reproduction.records import write_table
 
 PARTICIPANTS = (1, 4, 16, 64, 256, 1024, 4096)
 
@@ -75,8 +75,7 @@ def saturation(out: Path) -> None:
             rows.append({"workload": name, "participants": participants, "ms_per_client_iteration": f"{ms:.5f}",
                          "device": device_name(device)})  # fmt: skip
             say(f"{name}: {participants} clients, {ms:.4f} ms per client and local iteration")
-            table = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-            write_atomically(out / "saturation.csv", table.encode())
+            write_table(out / "saturation.csv", pd.DataFrame(rows))
 
 
 def main() -> int:

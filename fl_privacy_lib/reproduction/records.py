@@ -81,6 +81,19 @@ def read_record(path: Path, columns: Iterable[str] = ("metric", "mean", "std", "
     return table
 
 
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV, whole or not at all."""
+    write_atomically(path, table.to_csv(index=False, lineterminator="\n").encode())
+
+
+def other_rows(path: Path, column: str, measured: Iterable[str]) -> list[dict[Any, Any]]:
+    """Return a table's rows that do not stand for what is measured now, as text; none where there is no table."""
+    if not path.exists():
+        return []
+    table = pd.read_csv(path, dtype=str)
+    return table[~table[column].isin(list(measured))].to_dict("records")
+
+
 class MeasuredTable:
     """A CSV of measured values, one row a (point, metric), that grows by whole points.
 
@@ -115,7 +128,7 @@ class MeasuredTable:
         known = self.frame()
         new = pd.DataFrame([{c: _text(r.get(c, "not_applicable")) for c in [*self.keys, *META]} for r in rows])
         table = pd.concat([known.map(_text), new], ignore_index=True) if len(known) else new
-        write_atomically(self.path, table.to_csv(index=False, lineterminator="\n").encode())
+        write_table(self.path, table)
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ from fl_privacy_lib.reproduction.execution import execute, resolved
 from fl_privacy_lib.reproduction.parameters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, point_cache
 from fl_privacy_lib.reproduction.progress import say
-from fl_privacy_lib.reproduction.records import write_atomically
+from fl_privacy_lib.reproduction.records import other_rows, write_table
 
 
 class PeakMemory:
@@ -54,12 +54,11 @@ def measure_times(chapters: tuple[str, ...] = (), path: Path = MEASURED / "run_t
     ----------
     chapters : numbers; none for all. The rows of others stay.
     """
-    rows: list[Any] = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
     for number in chapters or tuple(CHAPTERS):
-        rows = [row for row in rows if row["chapter"] != number]
+        rows: list[Any] = other_rows(path, "chapter", [number])
         rows += [_timed(number, profile) for profile in ("smoke", "quick")]
         rows.sort(key=lambda row: (str(row["chapter"]), row["profile"] != "smoke"))
-        write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n").encode())
+        write_table(path, pd.DataFrame(rows))
 
 
 def _timed(number: str, profile: str) -> dict[str, object]:

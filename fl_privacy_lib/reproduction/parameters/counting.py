@@ -1,5 +1,6 @@
 """Parameters of the chapter on counting privacy."""
 
+import math
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -61,6 +62,19 @@ class CountingPrivacy(Settings):
                 raise InputError(
                     f"{small} = {getattr(self, small)} is more than {large} = {getattr(self, large)}: lower {small}."
                 )
+        self._can_be_dealt_out()
         if self.clip_scope == "all" and self.method.startswith("fed_sdp"):
             raise InputError("clip_scope = 'all' is not a form of Fed-SDP in the papers: use clip_scope = 'layer'.")
         return self
+
+    def _can_be_dealt_out(self) -> None:
+        """Refuse a worst case that is better than the mean: N examples fill the clients' K·n places."""
+        N, places = self.examples, self.clients * self.client_size
+        if N > places:
+            raise InputError(f"examples = {N} is more than clients × client_size = {places}: lower examples.")
+        for name, mean in (("repeats", self.client_size / N), ("holders", places / (N * self.repeats))):
+            if getattr(self, name) < mean:
+                raise InputError(
+                    f"{name} = {getattr(self, name)} is too low: {self.clients} clients with {self.client_size} "
+                    f"examples each hold some of {N} more often. Set {name} to {math.ceil(mean)} or more."
+                )

@@ -291,6 +291,15 @@ def test_every_arm_gets_the_same_effort():
     assert efforts == {(5, 10, True, 1)}
 
 
+def test_every_rate_is_tried_where_the_tables_stand():
+    for dataset in ("cancer", "adult", "mnist"):
+        cells = {cell.point for cell in PARTS["every_rate"].make(FULL, dataset, {})}
+        for name in ("table_1", "table_4", "table_5"):
+            shared = [cell.point for cell in PARTS[name].make(FULL, dataset, EveryRate())]
+            shared = [point for point in shared if point.clip_norm == 4 and point.noise_scale == 6]
+            assert shared and all(replace(point, local_lr=rate) in cells for point in shared for rate in RATES)
+
+
 def rates_frame(scores, **changes):
     rows = [{"dataset": "mnist", "method": "fed_cdp", "setting": "code", "noise_scale": "6", "local_iterations": "100",
              "local_lr": f"{rate:g}", "metric": "accuracy", "mean": score} | changes

@@ -177,6 +177,13 @@ def table_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
             for setting in ("printed", "code") for s in SCALES]  # fmt: skip
 
 
+def every_rate(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+    """Return Table I's cell, and that which Tables IV and V share, at all rates: what choosing them small costs."""
+    arms = [arm for arm in ARMS if arm[0] in ("non_private", "fed_cdp")]
+    return [_cell(training(settings, dataset, *arm, local_lr=rate, **population(dataset)))
+            for arm in arms for rate in RATES]  # fmt: skip
+
+
 def noise(pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return accuracy over (K_t, z), each z at a learning rate of its own; z/√K_t is what a round's mean carries."""
     made = partial(training, settings, dataset, "fed_cdp")
@@ -252,6 +259,7 @@ def _column(clients: int, participants: int) -> Part:
     return Part("table_2", ("mnist",), made, (clients, participants) not in SHORT)
 
 
+BY_DATA: dict[str, Make] = {"table_1": table_1, "table_4": table_4, "table_5": table_5, "every_rate": every_rate}
 PARTS = {
     "learning_rates": Part("learning_rates", PAPER, learning_rates),
     "table_2_100_5": _column(100, 5),
@@ -261,12 +269,9 @@ PARTS = {
     "local_iterations": Part("table_2", ("mnist",), local_iterations),
     "variants": Part("variants", ("mnist",), variants),
     "figure_5": Part("figure_5_accuracy", ("mnist",), figure_5),
-    "table_1": Part("table_1", ("cancer", "adult", "mnist"), table_1),
-    "table_4": Part("table_4", ("cancer", "adult", "mnist"), table_4),
-    "table_5": Part("table_5", ("cancer", "adult", "mnist"), table_5),
+    **{name: Part(name, ("cancer", "adult", "mnist"), make) for name, make in BY_DATA.items()},
     "noise_over_clients": Part("noise", ("mnist",), partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0)))),
     **{f"table_2_{k}_{n}": _column(k, n) for k, n in POPULATIONS if (k, n) != (100, 5)},
-    **{f"{name}_images": Part(name, ("cifar10", "lfw"), make)
-       for name, make in (("table_1", table_1), ("table_4", table_4), ("table_5", table_5))},
+    **{f"{name}_images": Part(name, ("cifar10", "lfw"), make) for name, make in BY_DATA.items()},
 }  # fmt: skip
 """The recording's parts in their order."""

@@ -238,6 +238,16 @@ def sources():
             for c in json.loads(PAGE.read_text())["cells"] if c["cell_type"] == "code"]  # fmt: skip
 
 
+def test_a_split_needs_labels_alone():
+    for name in ("cancer", "digits"):
+        whole, part = points.loaded(name, train_only=False), points.labelled(name)
+        assert not len(part.train_x) and part.example_shape == whole.example_shape
+        for kind in ("train", "validation", "test"):
+            np.testing.assert_array_equal(getattr(part, f"{kind}_y"), getattr(whole, f"{kind}_y"))
+        one, other = (training.SETUPS[name].split(d, 10, np.random.default_rng(0)) for d in (whole, part))
+        assert all(np.array_equal(a, b) for a, b in zip(one.indices, other.indices, strict=True))
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """A folder of finished points that the runs of the page share."""

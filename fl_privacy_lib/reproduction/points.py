@@ -120,6 +120,14 @@ def loaded(name: str, train_only: bool = True) -> Dataset:
     return replace(data, validation_x=data.validation_x[:0].copy(), test_x=data.test_x[:0].copy())
 
 
+@functools.cache
+def labelled(name: str) -> Dataset:
+    """Return a data set without its inputs, which are large: what a split or a count of classes needs."""
+    data = load(name, data_root(), decoded_cache())
+    none = data.train_x[:0].copy()
+    return replace(data, train_x=none, validation_x=none, test_x=none)
+
+
 def content_of(dataset: str) -> dict[str, object]:
     """Return what tells a reader's own file from a later one of the same name; nothing for known data sets."""
     if not dataset.startswith("npz:"):

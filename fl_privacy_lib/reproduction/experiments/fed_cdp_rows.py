@@ -16,7 +16,7 @@ from fl_privacy_lib.reproduction.claims import at_published_setting, compare_val
 from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, SDP, SETUPS, Training
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import TUNED_AS, Rates
 from fl_privacy_lib.reproduction.paths import data_root
-from fl_privacy_lib.reproduction.points import loaded
+from fl_privacy_lib.reproduction.points import labelled
 from fl_privacy_lib.reproduction.published import load_published
 
 DELTA = 1e-5
@@ -83,7 +83,7 @@ def _ratio(one: float, other: float) -> float:
 @functools.cache
 def holding(dataset: str, clients: int) -> Holding:
     """Return how a data set's training examples lie among so many clients."""
-    data = loaded(dataset, train_only=False)
+    data = labelled(dataset)
     return Holding.of(SETUPS[dataset].split(data, clients, np.random.default_rng([0, 1])), TENSORS)
 
 

@@ -143,6 +143,10 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
         both = audit.statement(defense, point.plan(0), held, delta=1e-5, unit=unit)
         assert both.proved.unit == unit
         assert fed_cdp_rows.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
+        tight = replace(point, clip_norm=0.5)  # noise is in units of C
+        own = audit.statement(tight.defense, tight.plan(0), held, delta=1e-5, unit=unit)
+        assert own.proved.epsilon == both.proved.epsilon and own.paper.epsilon == both.paper.epsilon
+        assert fed_cdp_rows.epsilons(tight) == fed_cdp_rows.epsilons(point)
     assert fed_cdp_rows.epsilons(Training("mnist", "non_private")) == "—"
     assert fed_cdp_rows.epsilons(Training("mnist", "median_clip", "code")).endswith("/ ∞")
     monkeypatch.setattr(fed_cdp_rows, "available", lambda *_: False)

@@ -108,7 +108,9 @@ def epsilons(point: Training) -> str:
     if point.dataset not in DATASETS or not available(point.dataset, data_root()):
         return "data not here"
     # nothing of what is replaced here changes an ε, and computing one takes up to a second
-    both = spent(replace(point, local_lr=CODE_RATE, seed=0, seeds=1, pruned=0.0, held_out=False, watched=False))
+    bound = point.clip_norm if point.clip_end else 4.0  # noise grows with a bound that stays
+    both = spent(replace(point, local_lr=CODE_RATE, clip_norm=bound, seed=0, seeds=1, pruned=0.0, held_out=False,
+                         watched=False))  # fmt: skip
     return " / ".join("∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved))
 
 

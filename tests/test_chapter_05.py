@@ -216,6 +216,9 @@ def test_a_sweep_at_one_rate_is_not_called_tuned():
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(2.0)})] == [False]
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(6.0)})] == [True]
     assert [p.tuned for p in fed_cdp_rows.noise_points({"noise": frame(2.0)})] == [True]
+    rates = pd.concat(frame(6.0).assign(local_lr=f"{eta:g}", mean=mean) for eta, mean in ((0.0004, 0.7), (0.01, 0.2)))
+    (best,) = fed_cdp_rows.noise_points({"every_rate": rates})
+    assert (best.rate, best.tuned, best.accuracy, best.point.local_lr) == ("best", True, 0.7, 0.0004)
     coded = frame(0.5).assign(setting="as_coded")
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_2": coded})] == [False]
 

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -140,6 +140,10 @@ def compared(table: str, frame: pd.DataFrame) -> Iterator[Compared]:
         yield from met.get(tuple(row[k] for k in keys), [Compared(dict(row), None, "not run")])
 
 
+Rate = Literal["chosen", "kept", "coded", "best"]
+"""A learning rate: chosen in the small cell, kept from another σ, the code's own, or the best where it is measured."""
+
+
 @dataclass(frozen=True)
 class NoisePoint:
     """An accuracy over x = z/√K_t, the noise multiplier of one round's mean."""
@@ -148,7 +152,12 @@ class NoisePoint:
     accuracy: float
     std: float
     point: Training
-    tuned: bool  # at a learning rate chosen for this σ
+    rate: Rate
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the learning rate was chosen for this σ."""
+        return self.rate in ("chosen", "best")
 
 
 def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
@@ -156,17 +165,25 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
 
     Parameters
     ----------
-    tables : name → measured table, of 'noise', 'table_2' and 'table_5'
+    tables : name → measured table, of 'noise', 'table_2', 'table_5' and 'every_rate'; of the last, each reading's best
     """
     rows = {"dataset": "mnist", "method": "fed_cdp", "clip_norm": "4", "rounds": "100", "local_iterations": "100",
             "batch_size": "5"}  # fmt: skip
     found: dict[Training, NoisePoint] = {}
     for name, frame in tables.items():
-        for cell in cells(frame, rows):
+        own = cells(frame, rows)
+        if name == "every_rate":
+            readings = {cell["setting"] for cell in own}
+            own = [max((c for c in own if c["setting"] == r), key=lambda c: float(c["accuracy"])) for r in readings]
+        for cell in own:
             point = point_of(cell)
-            own = point.setting != "as_coded" and (name != "table_5" or point.noise_scale == 6)
+            rate: Rate = "best" if name == "every_rate" else "chosen"
+            if point.setting == "as_coded":
+                rate = "coded"
+            elif name == "table_5" and point.noise_scale != 6:
+                rate = "kept"
             x = point.multiplier / math.sqrt(point.participants)
-            found.setdefault(point, NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, own))
+            found.setdefault(point, NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, rate))
     return sorted(found.values(), key=lambda p: p.x)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import types
+from collections import Counter
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -16,7 +17,7 @@ from fl_privacy_lib import audit
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
 from fl_privacy_lib.reproduction import claims, points, recording_fed_cdp
 from fl_privacy_lib.reproduction.experiments import fed_cdp as training
-from fl_privacy_lib.reproduction.experiments import fed_cdp_rows, fed_cdp_utility
+from fl_privacy_lib.reproduction.experiments import fed_cdp_grid, fed_cdp_rows, fed_cdp_utility
 from fl_privacy_lib.reproduction.experiments.fed_cdp import Training
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import PARTS
 from fl_privacy_lib.reproduction.parameters import FedCdp
@@ -135,7 +136,7 @@ def test_the_nearest_cell_is_of_the_same_arm(folder):
 def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
     held = Holding(50_000, 500, 3)
     monkeypatch.setattr(fed_cdp_rows, "holding", lambda *_: held)
-    monkeypatch.setattr(fed_cdp_rows, "available", lambda *_: True)
+    monkeypatch.setattr(fed_cdp_rows, "readable", lambda _: held)
     fed_cdp_rows.spent.cache_clear()
     arms = (("fed_cdp", "example", fed_cdp("batch")), ("fed_sdp", "client", fed_sdp(participants=5)))
     for method, unit, defense in arms:
@@ -146,10 +147,12 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
         tight = replace(point, clip_norm=0.5)  # noise is in units of C
         own = audit.statement(tight.defense, tight.plan(0), held, delta=1e-5, unit=unit)
         assert own.proved.epsilon == both.proved.epsilon and own.paper.epsilon == both.paper.epsilon
+        computed = fed_cdp_rows.spent.cache_info().misses
         assert fed_cdp_rows.epsilons(tight) == fed_cdp_rows.epsilons(point)
+        assert fed_cdp_rows.spent.cache_info().misses == computed, "one computation serves every C"
     assert fed_cdp_rows.epsilons(Training("mnist", "non_private")) == "—"
     assert fed_cdp_rows.epsilons(Training("mnist", "median_clip", "code")).endswith("/ ∞")
-    monkeypatch.setattr(fed_cdp_rows, "available", lambda *_: False)
+    monkeypatch.setattr(fed_cdp_rows, "readable", lambda _: None)
     assert fed_cdp_rows.epsilons(Training("mnist", "fed_cdp", "code")) == "data not here"
     fed_cdp_rows.spent.cache_clear()
 
@@ -216,9 +219,15 @@ def test_a_sweep_at_one_rate_is_not_called_tuned():
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(2.0)})] == [False]
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(6.0)})] == [True]
     assert [p.tuned for p in fed_cdp_rows.noise_points({"noise": frame(2.0)})] == [True]
-    rates = pd.concat(frame(6.0).assign(local_lr=f"{eta:g}", mean=mean) for eta, mean in ((0.0004, 0.7), (0.01, 0.2)))
-    (best,) = fed_cdp_rows.noise_points({"every_rate": rates})
-    assert (best.rate, best.tuned, best.accuracy, best.point.local_lr) == ("best", True, 0.7, 0.0004)
+    grid = [frame(6.0).assign(local_lr=f"{eta:g}", mean=0.7 if eta == 0.01 else eta) for eta in fed_cdp_grid.RATES]
+    (best,) = fed_cdp_rows.noise_points({"every_rate": pd.concat(grid)})
+    assert (best.rate, best.tuned, best.accuracy, best.point.local_lr) == ("best", True, 0.7, 0.01)
+    assert fed_cdp_rows.noise_points({"every_rate": pd.concat(grid[1:])}) == [], "four rates are no grid"
+    other = [rows.assign(participants="20") for rows in grid]
+    assert len(fed_cdp_rows.noise_points({"every_rate": pd.concat(grid + other)})) == 2
+    often = frame(6.0).assign(seeds="3", mean=0.6)
+    for tables in ({"noise": frame(6.0), "table_2": often}, {"table_2": often, "noise": frame(6.0)}):
+        assert [p.accuracy for p in fed_cdp_rows.noise_points(tables)] == [0.6], "the one of more seeds stands"
     coded = frame(0.5).assign(setting="as_coded")
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_2": coded})] == [False]
 
@@ -285,6 +294,11 @@ def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, mon
     plt.close("all")
     drawn = [len(axes.lines) for axes in page.__dict__["figure"].axes]
     assert drawn[0] >= (2 if not parts else 3)  # at least the published points, in both readings
+    words = Counter(row[-1].partition(":")[0] for row in page.crossed(page.over_clip, "C").rows if row[-1] != "—")
+    assert words == ({"not reproduced": 4, "reduced setting": 6} if parts == MANY else {"not run": 5})
+    tried = page.every_rate_table()
+    assert (tried is page.NOT_RUN) == (parts != MANY)
+    assert parts != MANY or (len(tried.rows) == 15 and all(sum("▸" in cell for cell in row) <= 1 for row in tried.rows))
     text = page.beside("fed_cdp/table_2", ["clients", "participation"], ("dataset", "clients", "participation")).html()
     assert ("reproduced</span>" in text) == (parts == MANY)
     assert text.count("status-not-run") == (4 if parts == MANY else 12)

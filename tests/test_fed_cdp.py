@@ -17,7 +17,7 @@ from fl_privacy_lib.reproduction import recording_fed_cdp
 from fl_privacy_lib.reproduction.claims import check, load_claims, measured
 from fl_privacy_lib.reproduction.experiments import fed_cdp, fed_cdp_grid, fed_cdp_utility
 from fl_privacy_lib.reproduction.experiments.fed_cdp import Diverged, NormWatch, Training, Watch
-from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import ARMS, AS_CODED, PARTS, RATES, Cell
+from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import ARMS, AS_CODED, PAPER, PARTS, RATES, Cell
 from fl_privacy_lib.reproduction.parameters import FedCdp
 from fl_privacy_lib.reproduction.published import load_published
 
@@ -292,9 +292,12 @@ def test_every_arm_gets_the_same_effort():
 
 
 def test_every_rate_is_tried_where_the_tables_stand():
-    for dataset in ("cancer", "adult", "mnist"):
-        cells = {cell.point for cell in PARTS["every_rate"].make(FULL, dataset, {})}
-        for name in ("table_1", "table_4", "table_5"):
+    wanted = {(end, dataset) for end in ("", "_images") for dataset in PARTS[f"every_rate{end}"].datasets}
+    assert {dataset for _, dataset in wanted} == set(PAPER)
+    for end, dataset in wanted:
+        cells = {cell.point for cell in PARTS[f"every_rate{end}"].make(FULL, dataset, {})}
+        for name in (f"table_1{end}", f"table_4{end}", f"table_5{end}"):
+            assert dataset in PARTS[name].datasets
             shared = [cell.point for cell in PARTS[name].make(FULL, dataset, EveryRate())]
             shared = [point for point in shared if point.clip_norm == 4 and point.noise_scale == 6]
             assert shared and all(replace(point, local_lr=rate) in cells for point in shared for rate in RATES)

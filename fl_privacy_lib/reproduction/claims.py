@@ -167,10 +167,12 @@ def _words(test: dict[str, Any]) -> str:
             return f"printed ratio within a factor of {test['factor']}"
         case "best":
             return f"{metric} highest at {test['over']} = {' or '.join(map(str, test['at']))}"
-    by, errors = test.get("by", 0), test.get("errors")  # "ahead"
-    margin = f" less {-by}" if by < 0 else f" by {by}" if by else ""
-    margin += f" by {errors} standard errors" if errors else ""
-    return f"{metric} of {_told(test['rows'])} above that of {_told(test['than'])}{margin}"
+        case "ahead":
+            by, errors = test.get("by", 0), test.get("errors")
+            margin = f" less {-by}" if by < 0 else f" by {by}" if by else ""
+            margin += f" by {errors} standard errors" if errors else ""
+            return f"{metric} of {_told(test['rows'])} above that of {_told(test['than'])}{margin}"
+    raise AssertionError(f"the check {kind!r} has no words")  # a programmer's mistake: the ledger's form is checked
 
 
 def _told(rows: dict[str, Any]) -> str:

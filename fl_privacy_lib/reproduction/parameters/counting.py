@@ -75,6 +75,6 @@ class CountingPrivacy(Settings):
         for name, mean in (("repeats", self.client_size / N), ("holders", places / (N * self.repeats))):
             if getattr(self, name) < mean:
                 raise InputError(
-                    f"{name} = {getattr(self, name)} is too low: {self.clients} clients with {self.client_size} "
-                    f"examples each hold some of {N} more often. Set {name} to {math.ceil(mean)} or more."
+                    f"{name} = {getattr(self, name)} is too low: {self.clients} clients of {self.client_size} examples "
+                    f"have room for {places}, but only {N} differ: set {name} to {math.ceil(mean)} or more."
                 )

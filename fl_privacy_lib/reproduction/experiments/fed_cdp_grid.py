@@ -184,6 +184,12 @@ def every_rate(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
             for arm in arms for rate in RATES]  # fmt: skip
 
 
+def every_rate_large(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+    """Return Fed-CDP of Table II with 1,000 clients, 100 a round, at the two smallest rates."""
+    made = partial(training, settings, dataset, "fed_cdp", clients=1000, participants=100)
+    return [_cell(made(setting=setting, local_lr=rate)) for setting in ("code", "printed") for rate in RATES[:2]]
+
+
 def noise(pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return accuracy over (K_t, z), each z at a learning rate of its own; z/√K_t is what a round's mean carries."""
     made = partial(training, settings, dataset, "fed_cdp")
@@ -272,6 +278,7 @@ PARTS = {
     **{name: Part(name, ("cancer", "adult", "mnist"), make) for name, make in BY_DATA.items()},
     "noise_over_clients": Part("noise", ("mnist",), partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0)))),
     **{f"table_2_{k}_{n}": _column(k, n) for k, n in POPULATIONS if (k, n) != (100, 5)},
+    "every_rate_large": Part("every_rate", ("mnist",), every_rate_large),
     **{f"{name}_images": Part(name, ("cifar10", "lfw"), make) for name, make in BY_DATA.items()},
 }  # fmt: skip
 """The recording's parts in their order."""

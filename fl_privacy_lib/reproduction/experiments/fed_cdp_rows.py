@@ -15,7 +15,7 @@ from fl_privacy_lib.data import Dataset, available
 from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, load_claims, select
 from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, SDP, SETUPS, Training
-from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import RATES, TUNED_AS, Rates
+from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import TUNED_AS, Rates
 from fl_privacy_lib.reproduction.paths import data_root
 from fl_privacy_lib.reproduction.points import labelled
 from fl_privacy_lib.reproduction.published import load_published
@@ -149,7 +149,7 @@ def compared(table: str, frame: pd.DataFrame) -> Iterator[Compared]:
 
 
 Rate = Literal["chosen", "kept", "coded", "best"]
-"""A learning rate: chosen in the small cell, kept from another σ, the code's own, or the best where it is measured."""
+"""A learning rate: chosen in the small cell, kept from another σ, the code's own, or the best tried in this cell."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
 
     Parameters
     ----------
-    tables : name → measured table, of 'noise', 'table_2', 'table_5' and 'every_rate'; of the last, each grid's best
+    tables : name → measured table, of 'noise', 'table_2', 'table_5' and 'every_rate'; of the last, the best rate
     """
     rows = {"dataset": "mnist", "method": "fed_cdp", "clip_norm": "4", "rounds": "100", "local_iterations": "100",
             "batch_size": "5"}  # fmt: skip
@@ -194,12 +194,11 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
 
 
 def _best_rates(own: list[tuple[Training, dict[str, Any]]]) -> list[tuple[Training, dict[str, Any]]]:
-    """Return the best of every group that differs in its rate alone and has the whole grid of rates."""
+    """Return the best of every group that differs in its rate alone."""
     groups: dict[Training, list[tuple[Training, dict[str, Any]]]] = {}
     for point, cell in own:
         groups.setdefault(replace(point, local_lr=CODE_RATE), []).append((point, cell))
-    whole = [group for group in groups.values() if {point.local_lr for point, _ in group} >= set(RATES)]
-    return [max(group, key=lambda pair: float(pair[1]["accuracy"])) for group in whole]
+    return [max(group, key=lambda pair: float(pair[1]["accuracy"])) for group in groups.values()]
 
 
 Bracket = tuple[float | None, float | None]

@@ -187,7 +187,7 @@ def test_a_smaller_population_is_a_reduced_setting(folder):
 
 
 def test_the_curve_holds_each_training_once_in_the_order_of_its_noise(folder):
-    tables = {name: claims.measured(f"fed_cdp/{name}", folder) for name in ("noise", "table_2", "table_5")}
+    tables = {name: claims.measured(f"fed_cdp/{name}", folder) for name in ("noise", "table_2")}
     found = fed_cdp_rows.noise_points(tables)
     assert [p.x for p in found] == sorted(p.x for p in found)
     assert len({p.point for p in found}) == len(found)
@@ -216,8 +216,6 @@ def test_a_sweep_at_one_rate_is_not_called_tuned():
         keys = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in settings.items()}
         return pd.DataFrame([keys | row])[[*keys, "metric", "mean", "std"]]
 
-    assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(2.0)})] == [False]
-    assert [p.tuned for p in fed_cdp_rows.noise_points({"table_5": frame(6.0)})] == [True]
     assert [p.tuned for p in fed_cdp_rows.noise_points({"noise": frame(2.0)})] == [True]
     grid = [frame(6.0).assign(local_lr=f"{eta:g}", mean=0.7 if eta == 0.01 else eta) for eta in fed_cdp_grid.RATES]
     (best,) = fed_cdp_rows.noise_points({"every_rate": pd.concat(grid)})
@@ -300,7 +298,7 @@ def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, mon
     tried = page.every_rate_table()
     assert (tried is page.NOT_RUN) == (parts != MANY)
     assert parts != MANY or (len(tried.rows) == 17 and all(sum("▸" in cell for cell in row) <= 1 for row in tried.rows))
-    text = page.beside("fed_cdp/table_2", ["clients", "participation"], ("dataset", "clients", "participation")).html()
+    text = page.beside("fed_cdp/table_2").html()
     assert ("reproduced</span>" in text) == (parts == MANY)
     assert text.count("status-not-run") == (4 if parts == MANY else 12)
     assert "0.924" in text  # printed, whether or not it ran

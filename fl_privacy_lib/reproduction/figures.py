@@ -1,6 +1,5 @@
 """The book's figures: one style, on a white card, told apart without colour."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -235,7 +234,9 @@ def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: 
 def _styles(groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return name → colour, marker and line, the same in every group."""
     names = dict.fromkeys(name for series in groups.values() for name in series)
-    return dict(zip(names, itertools.cycle(SERIES), strict=False))
+    if len(names) > len(SERIES):
+        raise ValueError(f"{len(names)} curves, but only {len(SERIES)} can be told apart: leave some out.")
+    return dict(zip(names, SERIES, strict=False))
 
 
 def panels(
@@ -270,7 +271,7 @@ def panels(
         grid[0, 0].text(0.5, 0.5, "not recorded yet", ha="center", transform=grid[0, 0].transAxes)
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
-    if len(style) > 1 and len(groups) == 1:
+    if 1 < len(style) <= 4 and len(groups) == 1:
         grid[0, 0].legend()
     elif len(style) > 1:
         handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in style]

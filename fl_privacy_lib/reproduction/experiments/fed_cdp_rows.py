@@ -148,8 +148,8 @@ def compared(table: str, frame: pd.DataFrame) -> Iterator[Compared]:
         yield from met.get(tuple(row[k] for k in keys), [Compared(dict(row), None, "not run")])
 
 
-Rate = Literal["chosen", "kept", "coded", "best"]
-"""A learning rate: chosen in the small cell, kept from another σ, the code's own, or the best tried in this cell."""
+Rate = Literal["chosen", "coded", "best"]
+"""A learning rate: chosen in the small cell, the code's own, or the best tried in this cell."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
 
     Parameters
     ----------
-    tables : name → measured table, of 'noise', 'table_2', 'table_5' and 'every_rate'; of the last, the best rate
+    tables : name → measured table, of 'noise', 'table_2' and 'every_rate'; of the last, the best rate
     """
     rows = {"dataset": "mnist", "method": "fed_cdp", "clip_norm": "4", "rounds": "100", "local_iterations": "100",
             "batch_size": "5"}  # fmt: skip
@@ -184,8 +184,6 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
             rate: Rate = "best" if name == "every_rate" else "chosen"
             if point.setting == "as_coded":
                 rate = "coded"
-            elif name == "table_5" and point.noise_scale != 6:
-                rate = "kept"
             x = point.multiplier / math.sqrt(point.participants)
             once = replace(point, seeds=1)
             if once not in found or found[once].point.seeds < point.seeds:  # the same training, repeated more often

@@ -4,8 +4,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import Partition, load
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.metrics import matched, success
@@ -43,3 +45,27 @@ def observe(defense, stage="example", victims=4, batch=1, rounds=1, first=0, **s
 def successes(found, truth):
     pairs = zip(found.images.numpy(), truth.numpy(), strict=True)
     return np.array([success(matched(guess, images), images).all() for guess, images in pairs])
+
+
+def by_torch(optimiser, objective, x, iterations, steps=20):
+    """Return the iterate after every attack iteration of torch's optimiser on one row."""
+    x = x.clone().requires_grad_(True)
+    made, iterates = optimiser(x), []
+
+    def closure():
+        made.zero_grad()
+        value = objective(x)
+        value.backward()
+        return value
+
+    for _ in range(iterations):
+        for _ in range(1 if isinstance(made, torch.optim.LBFGS) else steps):
+            made.step(closure)
+        iterates.append(x.detach().clone())
+    return iterates
+
+
+def refuse(sentence, call):
+    with pytest.raises(InputError, match=sentence) as raised:
+        call()
+    assert str(raised.value).endswith((".", "?)."))

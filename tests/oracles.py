@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 Tensors = dict[str, torch.Tensor]
+WRONG_ALARM = 1e-9
+"""Probability with which a test of a law would fail although the law is right."""
 
 
 def entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

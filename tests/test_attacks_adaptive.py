@@ -6,13 +6,12 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 import torch
-from attack_scenes import SHAPE, digits, lenet, observe, successes
+from attack_scenes import SHAPE, digits, lenet, observe, refuse, successes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import gradient_of
 from torch import nn
 
-from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.attacks import PUBLISHED, Attack, infer_labels, reconstruct
 from fl_privacy_lib.attacks.analytic import dense_input, dense_rows, label_counts
 from fl_privacy_lib.attacks.masks import BLOCK, Usual, untouched
@@ -25,13 +24,6 @@ from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Observation, Tap, example_gradients
 from fl_privacy_lib.metrics import mse
 from fl_privacy_lib.models import build, init_uniform, parameters_of
-
-
-def refuse(sentence, call):
-    with pytest.raises(InputError, match=sentence) as raised:
-        call()
-    assert str(raised.value).endswith((".", "?)."))
-
 
 # --- objectives
 

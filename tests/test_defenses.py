@@ -2,67 +2,30 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
+from defense_scenes import flat, noise_of, observed, of_std, plan_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from oracles import WRONG_ALARM
 from oracles import clip as naive_clip
 from scipy import stats
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data.partition import iid
 from fl_privacy_lib.defenses import STAGES, Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
 from fl_privacy_lib.defenses.clipping import layer_norms, scaled
 from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, keyed_generator, mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, ClipAndNoiseUpdate
-from fl_privacy_lib.federated import Tap, simulate
-from fl_privacy_lib.models import build
-from fl_privacy_lib.sampling import Plan
+from fl_privacy_lib.federated import Tap
 
-WRONG_ALARM = 1e-9  # probability with which a test of a law would fail although the law is right
-SHAPE = (30,)
 CPU = torch.device("cpu")
-
-
-def of_std(noise, std):
-    """Return whether the sum of squares fits N(0, std²) and the mean fits 0, each with WRONG_ALARM."""
-    noise = noise.double().flatten()
-    low, high = stats.chi2.ppf([WRONG_ALARM / 2, 1 - WRONG_ALARM / 2], len(noise))
-    centred = abs(float(noise.mean())) < stats.norm.isf(WRONG_ALARM / 2) * std / math.sqrt(len(noise))
-    return bool(low <= float((noise / std).square().sum()) <= high) and centred
 
 
 def uncorrelated(one, other):
     one, other = one.double(), other.double()
     correlation = float((one * other).sum() / (one.norm() * other.norm()))
     return abs(correlation) < stats.norm.isf(WRONG_ALARM / 2) / math.sqrt(len(one))
-
-
-def flat(values):
-    return torch.cat([v.double().flatten() for v in values.values()])
-
-
-def setting(clients=4, examples_per_client=8, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    count = clients * examples_per_client
-    x = torch.rand((count, *SHAPE), generator=generator)
-    y = torch.randint(0, 2, (count,), generator=generator)
-    partition = iid(count, clients, examples_per_client, np.random.default_rng(seed))
-    return build("mlp", SHAPE, 2, generator), (x, y), partition
-
-
-def observed(defense, plan, taps, clients=4):
-    model, train, partition = setting(clients)
-    run = simulate(model, train, partition, plan, defense, taps=taps)
-    return {tap: run.observations[tap].values for tap in taps}
-
-
-def noise_of(defense, plan, taps):
-    """Return what a defence adds at each tap to what the same defence without noise shows there."""
-    noisy, clear = observed(defense, plan, taps), observed(defense.noiseless(), plan, taps)
-    return {tap: flat(noisy[tap]) - flat(clear[tap]) for tap in taps}
 
 
 # --- clipping
@@ -172,11 +135,6 @@ def test_add_gaussian_gives_every_client_the_draw_of_its_own_generator():
     assert torch.equal(add_gaussian(values, 0, [])["a"], values["a"])
     with pytest.raises(ValueError):
         add_gaussian(values, 1.0, [keyed_generator(CPU, 0)])
-
-
-def plan_of(batch_size=4, **settings):
-    return Plan(**{"clients": 4, "participants": 4, "rounds": 1, "local_iterations": 2} | settings,
-                batch_size=batch_size, local_lr=0.1)  # fmt: skip
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

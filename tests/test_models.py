@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from oracles import WRONG_ALARM
 from scipy import stats
 from torch import nn
 
@@ -19,8 +20,6 @@ from fl_privacy_lib.models import (
     parameters_of,
     training_cnn,
 )
-
-WRONG_ALARM = 1e-9  # probability with which a test of a law would fail although the law is right
 
 
 def seeded(seed=0):

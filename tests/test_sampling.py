@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import WRONG_ALARM
 from scipy import stats
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.sampling import BATCH_SAMPLINGS, CLIENT_SAMPLINGS, Plan
 
 PAPER = Plan(1000, 100, 100, 100, 5, local_lr=0.05)
-WRONG_ALARM = 1e-9  # probability with which a test of a rate would fail although the rate is right
 
 
 def inside_binomial(successes: int, trials: int, rate: float) -> bool:

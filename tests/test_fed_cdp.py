@@ -16,7 +16,7 @@ from fl_privacy_lib.models import init_glorot, mlp, parameters_of
 from fl_privacy_lib.reproduction import recording_fed_cdp
 from fl_privacy_lib.reproduction.claims import check, load_claims, measured
 from fl_privacy_lib.reproduction.experiments import fed_cdp, fed_cdp_grid, fed_cdp_utility
-from fl_privacy_lib.reproduction.experiments.fed_cdp import Diverged, NormWatch, Training, Watch
+from fl_privacy_lib.reproduction.experiments.fed_cdp import NormWatch, NotFinite, Training, Watch
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import ARMS, AS_CODED, PAPER, PARTS, RATES, Cell
 from fl_privacy_lib.reproduction.parameters import FedCdp
 from fl_privacy_lib.reproduction.published import load_published
@@ -118,35 +118,47 @@ def test_what_is_held_out_is_not_trained_on_and_is_the_same_for_all():
     assert scenes[0].partition.examples == len(kept)
 
 
-def watch_of(tmp_path, norms, accuracies, monkeypatch):
-    """Feed a watch one report a round and return the round in which it stops the training, or None."""
-    watch = Watch(0.1, 1.0, tmp_path / "state.pt")
-    for t, (norm, accuracy) in enumerate(zip(norms, accuracies, strict=True)):
+def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path, monkeypatch):
+    watch = Watch(tmp_path / "state.pt")
+    for t, norm in enumerate([1.0, 1e9, 1e30]):
         monkeypatch.setattr(fed_cdp, "kept_weights", lambda path, norm=norm: {"w": torch.tensor([norm])})
-        try:
-            watch(RoundReport(t, (), accuracy))
-        except Diverged:
-            return t
-    return None
+        watch(RoundReport(t, (), 0.1))
+    monkeypatch.setattr(fed_cdp, "kept_weights", lambda path: {"w": torch.tensor([1.0, math.nan])})
+    watch(RoundReport(3, (), None))  # not looked at
+    with pytest.raises(NotFinite):
+        watch(RoundReport(4, (), 0.1))
+    assert watch.curve == {0: 0.1, 1: 0.1, 2: 0.1, 4: 0.1}
 
 
-def test_a_training_stops_only_when_it_is_lost(tmp_path, monkeypatch):
-    def stopped(norms, accuracies):
-        return watch_of(tmp_path, norms, accuracies, monkeypatch)
+@pytest.mark.parametrize(
+    ("accuracies", "growth", "said"),
+    [
+        ([0.12] * 20, 50.0, True),
+        ([0.12] * 20, 9.0, False),  # at chance, but its weights have not grown long
+        ([0.2] * 20, 50.0, False),
+        ([0.12] * 15 + [0.2] * 5, 50.0, False),  # late, but it has learned
+        ([0.2] * 9 + [0.12] * 11, 50.0, True),
+        ([0.2] * 10 + [0.12] * 10, 50.0, False),  # above chance once in the last ten rounds and the look before them
+        ([0.12] * 10, 50.0, False),  # too short to say
+        ([0.9, 0.9], math.nan, True),
+    ],
+)
+def test_what_has_diverged(accuracies, growth, said):
+    assert fed_cdp.lost(dict(enumerate(accuracies)), 0.1, growth) is said
 
-    assert stopped([50.0] * 20, [0.12] * 20) == 10
-    assert stopped([9.0] * 20, [0.12] * 20) is None  # at chance, but its weights have not exploded
-    assert stopped([50.0] * 20, [0.2] * 20) is None
-    assert stopped([50.0] * 20, [0.12] * 8 + [0.2] + [0.12] * 11) == 19  # a recovery counts
-    assert stopped([50.0] * 20, [None] * 10 + [0.12] * 10) is None
-    assert stopped([2.0, math.nan], [0.9, 0.9]) == 1
 
-
-def test_a_lost_training_is_reported_as_such(tmp_path):
+def test_a_lost_training_goes_on_to_its_end_and_is_reported_as_such(tmp_path):
     point = replace(SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=60.0)
     found = fed_cdp.measure(point, CPU, tmp_path)
-    assert found["diverged"][0] == 1 and found["rounds_run"][0] == 11 and found["growth"][0] > 10
-    assert np.isnan(found["curve"][0, 11:]).all() and np.isfinite(found["curve"][0, :11]).all()
+    assert found["diverged"][0] == 1 and found["rounds_run"][0] == 15 and found["growth"][0] > 10
+    assert np.isfinite(found["curve"]).all()
+
+
+def test_a_training_without_finite_weights_ends_early(tmp_path):
+    point = replace(SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=1e38, clip_norm=1e6)
+    found = fed_cdp.measure(point, CPU, tmp_path)
+    assert found["diverged"][0] == 1 and found["rounds_run"][0] < 15 and not np.isfinite(found["growth"][0])
+    assert np.isnan(found["curve"][0, -1])
 
 
 def test_the_watched_norms_are_those_of_the_examples_gradients(tmp_path):

@@ -6,7 +6,8 @@ for all its seeds. What is computed around a trained model stands in `fed_cdp_ut
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -184,34 +185,43 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
                  part(data.test_x, data.test_y))  # fmt: skip
 
 
-class Diverged(Exception):
-    """The training is lost for good."""
+class NotFinite(Exception):
+    """The weights of a training are no longer numbers."""
 
 
 @dataclass
 class Watch:
-    """Keeps the accuracies along a training, and stops one that is lost.
+    """Keeps the accuracies along a training, and stops it where its weights are no longer finite.
 
-    Lost is a training whose weights are no longer finite; or which, at every look over `ROUNDS_LOST` rounds, was within
-    `LOST` of the accuracy of the best constant guess while its weights had `EXPLODED` times their first norm.
+    Nothing else stops a training: one that is at chance under much noise may still learn, late.
     """
 
-    constant: float
-    first_norm: float
     checkpoint: Path
     curve: dict[int, float] = field(default_factory=dict)
-    since: int | None = None
 
     def __call__(self, report: RoundReport) -> None:
         """Look at a finished round, if its accuracy was measured."""
         if report.accuracy is None:
             return
         self.curve[report.round] = report.accuracy
-        growth = norm_of(kept_weights(self.checkpoint)) / self.first_norm
-        lost = report.accuracy <= self.constant + LOST and not growth < EXPLODED
-        self.since = (report.round if self.since is None else self.since) if lost else None
-        if not math.isfinite(growth) or (self.since is not None and report.round - self.since >= ROUNDS_LOST):
-            raise Diverged
+        if not math.isfinite(norm_of(kept_weights(self.checkpoint))):
+            raise NotFinite
+
+
+def lost(curve: Mapping[int, float], constant: float, growth: float) -> bool:
+    """Return whether a training has diverged: its weights are not finite, or it ended at chance with long weights.
+
+    Parameters
+    ----------
+    curve : round → accuracy; at chance is one that was within `LOST` of `constant`, or below, at every look over the
+        last `ROUNDS_LOST` rounds
+    constant : the accuracy of the best constant guess
+    growth : the weights' norm over their first one; long is `EXPLODED` and more
+    """
+    last = max(curve)
+    late = [accuracy for t, accuracy in curve.items() if t >= last - ROUNDS_LOST]
+    at_chance = last >= ROUNDS_LOST and max(late) <= constant + LOST
+    return not math.isfinite(growth) or (at_chance and growth >= EXPLODED)
 
 
 def kept_weights(checkpoint: Path) -> Gradient:
@@ -275,24 +285,22 @@ def train(point: Training, seed: int, device: torch.device, checkpoint: Path) ->
     looked = (start.evaluation[0][:WATCHED], start.evaluation[1][:WATCHED])
     constant = float(torch.bincount(looked[1]).max()) / len(looked[1])
     first_norm = norm_of(parameters_of(start.model))
-    watch, every = Watch(constant, first_norm, checkpoint), max(1, plan.rounds // CHECKS)
-    diverged = False
-    try:
+    watch, every = Watch(checkpoint), max(1, plan.rounds // CHECKS)
+    with suppress(NotFinite):
         run = simulate(
             start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
             on_round=watch, engine="auto", checkpoint=checkpoint, resume=not point.watched,
         )  # fmt: skip
         watch.curve |= {report.round: report.accuracy for report in run.history if report.accuracy is not None}
-    except Diverged:
-        diverged = True
     weights = {name: w.to(device) for name, w in kept_weights(checkpoint).items()}
+    growth = norm_of(weights) / first_norm
     looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     found = {
         "accuracy": accuracy(start.model, weights, start.evaluation),
         "test_accuracy": accuracy(start.model, weights, start.test) if len(start.test[1]) else math.nan,
         "rounds_run": max(watch.curve) + 1,
-        "diverged": float(diverged),
-        "growth": norm_of(weights) / first_norm,
+        "diverged": float(lost(watch.curve, constant, growth)),
+        "growth": growth,
         "curve": [watch.curve.get(t, math.nan) for t in looks],
         "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
     }

@@ -410,3 +410,12 @@ def test_the_wrong_piecewise_can_be_found_and_missed(exercises):
 def test_the_best_share_is_small_at_small_budgets(exercises):
     small, middle, large = (exercises["best_share"](e) for e in (1, 4, 16))
     assert small < 0.01 and 0.05 < middle < 0.15 and 0.1 < large < 0.3
+
+
+def test_the_larger_class_is_counted_over_all_records(monkeypatch):
+    _, labels = fedsel.records("syn_l")
+    assert fedsel.larger_class("syn_l") == max((labels == c).sum().item() for c in (0, 1)) / len(labels)
+    monkeypatch.setattr(fedsel, "readable", lambda name: None)
+    fedsel.larger_class.cache_clear()
+    assert fedsel.larger_class("syn_l") is None
+    fedsel.larger_class.cache_clear()

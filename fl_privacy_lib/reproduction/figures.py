@@ -1,6 +1,6 @@
 """The book's figures: one style, on a white card, told apart without colour."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -224,6 +224,7 @@ def success_chart(cells: Sequence[dict[str, Any]]) -> Figure:
 
 
 Curve = tuple[Sequence[float], Sequence[float]]
+Reference = tuple[str, float | Mapping[str, float]]
 
 
 def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: Any) -> Figure:
@@ -241,7 +242,7 @@ def _styles(groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def panels(
     groups: dict[str, dict[str, Curve]], xlabel: str, ylabel: str, columns: int = 2,
-    size: tuple[float, float] | None = None, reference: tuple[str, float] | None = None, **axes_settings: Any,
+    size: tuple[float, float] | None = None, reference: Reference | None = None, **axes_settings: Any,
 ) -> Figure:
     """Draw groups of named curves, a panel each, with one legend: a name looks the same in every panel.
 
@@ -249,9 +250,11 @@ def panels(
     ----------
     groups : title → name → (x, y); a figure without a curve says that nothing is recorded
     size : inches; None: by the number of panels
-    reference : name and height of a horizontal line in every panel
+    reference : name and height of a horizontal line in every panel, or title → height of those that have one
     """
     style = _styles(groups)
+    name_of_line, height = reference or ("", {})
+    heights = height if isinstance(height, Mapping) else dict.fromkeys(groups, height)
     columns = max(1, min(columns, len(groups)))
     rows = max(1, -(-len(groups) // columns))
     size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))
@@ -259,8 +262,8 @@ def panels(
     for axes, (title, series) in zip(grid.flat, groups.items(), strict=False):
         for name, (x, y) in series.items():
             axes.plot(x, y, label=name, ms=5, markevery=max(1, len(x) // 12), **style[name])
-        if reference:
-            axes.axhline(reference[1], label=reference[0], **REFERENCE)
+        if title in heights:
+            axes.axhline(heights[title], label=name_of_line, **REFERENCE)
         axes.set(title=title, **axes_settings)
         if axes.get_xscale() == "log":
             _plain_ticks(axes, {float(value) for x, _ in series.values() for value in x})
@@ -275,7 +278,7 @@ def panels(
         grid[0, 0].legend()
     elif len(style) > 1:
         handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in style]
-        handles += [Line2D([], [], label=reference[0], **REFERENCE)] if reference else []
+        handles += [Line2D([], [], label=name_of_line, **REFERENCE)] if heights else []
         figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(style)))
     return figure
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fl_privacy_lib.data import Dataset, load
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data import Dataset, available, load
 from fl_privacy_lib.reproduction.paths import data_root, decoded_cache, point_cache
 from fl_privacy_lib.reproduction.progress import left, say
 from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache
@@ -126,6 +127,14 @@ def labelled(name: str) -> Dataset:
     data = load(name, data_root(), decoded_cache())
     none = data.train_x[:0].copy()
     return replace(data, train_x=none, validation_x=none, test_x=none)
+
+
+def readable(name: str) -> Dataset | None:
+    """Return a data set without its inputs, or None where its files are absent or damaged."""
+    try:
+        return labelled(name) if available(name, data_root()) else None
+    except InputError:
+        return None
 
 
 def content_of(dataset: str) -> dict[str, object]:

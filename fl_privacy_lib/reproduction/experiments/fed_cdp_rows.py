@@ -9,15 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.audit import Statements, statement
-from fl_privacy_lib.data import Dataset, available
 from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, load_claims, select
 from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, SDP, SETUPS, Training
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import TUNED_AS, Rates
-from fl_privacy_lib.reproduction.paths import data_root
-from fl_privacy_lib.reproduction.points import labelled
+from fl_privacy_lib.reproduction.points import labelled, readable
 from fl_privacy_lib.reproduction.published import load_published
 
 DELTA = 1e-5
@@ -79,14 +76,6 @@ def nearest_cell(point: Training, found: list[dict[str, Any]]) -> dict[str, Any]
 
 def _ratio(one: float, other: float) -> float:
     return abs(math.log(max(one, 1e-3) / max(other, 1e-3)))
-
-
-def readable(dataset: str) -> Dataset | None:
-    """Return a data set without its inputs, or None where its files are absent or damaged."""
-    try:
-        return labelled(dataset) if available(dataset, data_root()) else None
-    except InputError:
-        return None
 
 
 @functools.cache

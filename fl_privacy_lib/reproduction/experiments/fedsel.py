@@ -35,7 +35,7 @@ from fl_privacy_lib.defenses.selection import (
 )
 from fl_privacy_lib.defenses.two_stage import Perturbed, Select, TwoStage, allocate, local_privacy
 from fl_privacy_lib.federated import MarginLoss, simulate_crowd
-from fl_privacy_lib.reproduction.points import loaded
+from fl_privacy_lib.reproduction.points import loaded, readable
 from fl_privacy_lib.sampling import Plan
 
 VALUES: dict[str, type[Perturbation]] = {"pm": Piecewise, "hm": Hybrid, "duchi": Duchi, "laplace": Laplace}
@@ -200,6 +200,16 @@ def records(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
     if data.n_classes != 2:
         raise InputError(f"dataset = {dataset!r} has {data.n_classes} classes, a margin separates 2: use another.")
     return torch.from_numpy(x), torch.from_numpy(y)
+
+
+@functools.cache
+def larger_class(dataset: str) -> float | None:
+    """Return how many of a data set's records are of its larger class, as a fraction; None where its files are not."""
+    data = readable(dataset)
+    if data is None:
+        return None
+    labels = np.concatenate([data.train_y, data.validation_y, data.test_y])
+    return float(np.bincount(labels).max() / len(labels))
 
 
 def folds_of(examples: int, folds: int, repetition: int, seed: int) -> list[np.ndarray]:

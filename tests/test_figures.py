@@ -1,0 +1,48 @@
+"""Figures: a name looks the same in every panel, a line stands where it belongs, too much is refused."""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from fl_privacy_lib.reproduction import figures
+
+GROUPS = {"one": {"a": ([1, 2], [0.1, 0.2]), "b": ([1, 2], [0.3, 0.4])}, "other": {"b": ([1, 2], [0.5, 0.6])}}
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def levels(axes):
+    """Return the heights of the lines that run from edge to edge."""
+    return [line.get_ydata()[0] for line in axes.lines if list(line.get_xdata()) == [0, 1]]
+
+
+def test_a_name_looks_the_same_in_every_panel():
+    one, other = figures.panels(GROUPS, "x", "y").axes
+    assert [line.get_label() for line in one.lines] == ["a", "b"]
+    look = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in (*one.lines, *other.lines)]
+    assert look[1] == look[2] != look[0]
+
+
+@pytest.mark.parametrize(
+    ("height", "one", "other"),
+    [(0.5, [0.5], [0.5]), ({"one": 0.5, "other": 0.7}, [0.5], [0.7]), ({"other": 0.7}, [], [0.7]), ({}, [], [])],
+)
+def test_a_line_stands_in_the_panels_that_have_one_and_in_the_legend(height, one, other):
+    figure = figures.panels(GROUPS, "x", "y", reference=("a guess", height))
+    assert [levels(axes) for axes in figure.axes] == [one, other]
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["a", "b"] + ["a guess"] * bool(one + other)
+
+
+def test_more_curves_than_can_be_told_apart_are_refused():
+    series = {str(i): ([1], [1]) for i in range(8)}
+    with pytest.raises(ValueError, match="8 curves, but only 7 can be told apart"):
+        figures.curves(series, "x", "y")
+
+
+def test_without_a_record_the_figure_says_so():
+    (axes,) = figures.curves({}, "x", "y").axes
+    assert [text.get_text() for text in axes.texts] == ["not recorded yet"]

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fed_cdp_scenes import EveryRate
 
 from fl_privacy_lib import audit
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
@@ -25,16 +26,6 @@ from fl_privacy_lib.reproduction.paths import ROOT
 
 FULL = FedCdp.of_profile("full")
 PAGE = ROOT / "notebooks" / "05_fed_cdp.ipynb"
-
-
-class EveryRate(dict):
-    """Learning rates as if every arm had been tuned."""
-
-    def __contains__(self, arm):
-        return True
-
-    def __missing__(self, arm):
-        return 0.01
 
 
 def accuracy_at(point):

@@ -7,16 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fed_cdp_scenes import EveryRate
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.federated import example_gradients
-from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.federated.stacked_participation import local_noise
 from fl_privacy_lib.models import init_glorot, mlp, parameters_of
 from fl_privacy_lib.reproduction import recording_fed_cdp
 from fl_privacy_lib.reproduction.claims import check, load_claims, measured
 from fl_privacy_lib.reproduction.experiments import fed_cdp, fed_cdp_grid, fed_cdp_utility
-from fl_privacy_lib.reproduction.experiments.fed_cdp import NormWatch, NotFinite, Training, Watch
+from fl_privacy_lib.reproduction.experiments.fed_cdp import NormWatch, NotFinite, Training
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import ARMS, AS_CODED, PAPER, PARTS, RATES, Cell
 from fl_privacy_lib.reproduction.parameters import FedCdp
 from fl_privacy_lib.reproduction.published import load_published
@@ -24,16 +24,8 @@ from fl_privacy_lib.reproduction.published import load_published
 CPU = torch.device("cpu")
 FULL = FedCdp.of_profile("full")
 SMALL = Training("digits", "fed_cdp", "code", clients=10, participants=2, rounds=3, local_iterations=2)
-
-
-class EveryRate(dict):
-    """Learning rates as if every arm had been tuned."""
-
-    def __contains__(self, arm):
-        return True
-
-    def __missing__(self, arm):
-        return 0.01
+UNBOUNDED = replace(SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=1e38, clip_norm=1e6)
+"""Its weights are soon no longer finite."""
 
 
 # ---- readings ----------------------------------------------------------------------------------------------
@@ -77,26 +69,44 @@ def test_as_coded_is_the_released_codes_noise_and_rate():
 # ---- training ----------------------------------------------------------------------------------------------
 
 
+def stopped_at(round, monkeypatch):
+    """Let every training be interrupted after one round; return the list of rounds that are then looked at."""
+    rounds, look = [], fed_cdp.end_if_not_finite
+
+    def watch(checkpoint, report=None):
+        if report is not None:
+            rounds.append(report.round)
+            if report.round == round:
+                raise KeyboardInterrupt
+        look(checkpoint, report)
+
+    monkeypatch.setattr(fed_cdp, "end_if_not_finite", watch)
+    return rounds
+
+
 def test_a_training_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     whole = fed_cdp.measure(SMALL, CPU, tmp_path)
     assert not list(tmp_path.iterdir())
-    look = Watch.__call__
-
-    def stop(watch, report):
-        look(watch, report)
-        if report.round == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Watch, "__call__", stop)
+    stopped_at(1, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         fed_cdp.measure(SMALL, CPU, tmp_path)
-    monkeypatch.setattr(Watch, "__call__", look)
-    rounds = []
-    monkeypatch.setattr(Watch, "__call__", lambda watch, report: (rounds.append(report.round), look(watch, report))[1])
+    monkeypatch.undo()
+    rounds = stopped_at(None, monkeypatch)
     again = fed_cdp.measure(SMALL, CPU, tmp_path)
     assert rounds == [2]
     for name, values in whole.items():
         np.testing.assert_array_equal(again[name], values)
+
+
+def test_a_training_that_has_ended_early_does_not_go_on_when_a_later_seed_is_interrupted(tmp_path, monkeypatch):
+    point = replace(UNBOUNDED, seeds=2)
+    whole = fed_cdp.measure(point, CPU, tmp_path)
+    fed_cdp.train(point, point.seed, CPU, tmp_path / "state.pt")
+    rounds = stopped_at(None, monkeypatch)
+    again = fed_cdp.train(point, point.seed, CPU, tmp_path / "state.pt")
+    assert rounds == []
+    for name in ("rounds_run", "diverged", "accuracy", "curve"):
+        np.testing.assert_array_equal(again[name], whole[name][0])
 
 
 def test_seeds_differ_and_their_accuracies_stand_in_order(tmp_path):
@@ -118,16 +128,17 @@ def test_what_is_held_out_is_not_trained_on_and_is_the_same_for_all():
     assert scenes[0].partition.examples == len(kept)
 
 
-def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path, monkeypatch):
-    watch = Watch(tmp_path / "state.pt")
-    for t, norm in enumerate([1.0, 1e9, 1e30]):
-        monkeypatch.setattr(fed_cdp, "kept_weights", lambda path, norm=norm: {"w": torch.tensor([norm])})
-        watch(RoundReport(t, (), 0.1))
-    monkeypatch.setattr(fed_cdp, "kept_weights", lambda path: {"w": torch.tensor([1.0, math.nan])})
-    watch(RoundReport(3, (), None))  # not looked at
-    with pytest.raises(NotFinite):
-        watch(RoundReport(4, (), 0.1))
-    assert watch.curve == {0: 0.1, 1: 0.1, 2: 0.1, 4: 0.1}
+def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
+    def kept(weight, looks):
+        state = {"weights": {"w": torch.tensor([1.0, weight])}, "history": [(t, (), v) for t, v in enumerate(looks)]}
+        torch.save(state, tmp_path / "state.pt")
+        fed_cdp.end_if_not_finite(tmp_path / "state.pt")
+
+    kept(1e30, [0.1] * 50)
+    kept(math.nan, [0.1, None])  # not looked at
+    for bad in (math.nan, math.inf):
+        with pytest.raises(NotFinite):
+            kept(bad, [None, 0.9])
 
 
 @pytest.mark.parametrize(
@@ -147,6 +158,12 @@ def test_what_has_diverged(accuracies, growth, said):
     assert fed_cdp.lost(dict(enumerate(accuracies)), 0.1, growth) is said
 
 
+def test_looks_that_are_far_apart_reach_ten_rounds_back():
+    often = dict.fromkeys(range(9, 209, 10), 0.9)
+    assert not fed_cdp.lost({**often, 219: 0.12}, 0.1, 50.0)
+    assert fed_cdp.lost({**often, 209: 0.12, 219: 0.12}, 0.1, 50.0)
+
+
 def test_a_lost_training_goes_on_to_its_end_and_is_reported_as_such(tmp_path):
     point = replace(SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=60.0)
     found = fed_cdp.measure(point, CPU, tmp_path)
@@ -155,8 +172,7 @@ def test_a_lost_training_goes_on_to_its_end_and_is_reported_as_such(tmp_path):
 
 
 def test_a_training_without_finite_weights_ends_early(tmp_path):
-    point = replace(SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=1e38, clip_norm=1e6)
-    found = fed_cdp.measure(point, CPU, tmp_path)
+    found = fed_cdp.measure(UNBOUNDED, CPU, tmp_path)
     assert found["diverged"][0] == 1 and found["rounds_run"][0] < 15 and not np.isfinite(found["growth"][0])
     assert np.isnan(found["curve"][0, -1])
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,23 +190,20 @@ class NotFinite(Exception):
     """The weights of a training are no longer numbers."""
 
 
-@dataclass
-class Watch:
-    """Keeps the accuracies along a training, and stops it where its weights are no longer finite.
+def kept(checkpoint: Path) -> tuple[Gradient, dict[int, float | None]]:
+    """Return the global weights after the last finished round, and round → accuracy, None where it was not measured."""
+    record = torch.load(checkpoint, weights_only=True)
+    return record["weights"], {round: score for round, _, score in record["history"]}
 
-    Nothing else stops a training: one that is at chance under much noise may still learn, late.
+
+def end_if_not_finite(checkpoint: Path, report: RoundReport | None = None) -> None:
+    """Raise `NotFinite` where the last finished round was looked at and its weights are not finite.
+
+    Nothing else ends a training: one that is at chance under much noise may still learn, late.
     """
-
-    checkpoint: Path
-    curve: dict[int, float] = field(default_factory=dict)
-
-    def __call__(self, report: RoundReport) -> None:
-        """Look at a finished round, if its accuracy was measured."""
-        if report.accuracy is None:
-            return
-        self.curve[report.round] = report.accuracy
-        if not math.isfinite(norm_of(kept_weights(self.checkpoint))):
-            raise NotFinite
+    weights, looks = kept(checkpoint)
+    if looks[max(looks)] is not None and not math.isfinite(norm_of(weights)):
+        raise NotFinite
 
 
 def lost(curve: Mapping[int, float], constant: float, growth: float) -> bool:
@@ -213,20 +211,14 @@ def lost(curve: Mapping[int, float], constant: float, growth: float) -> bool:
 
     Parameters
     ----------
-    curve : round → accuracy; at chance is one that was within `LOST` of `constant`, or below, at every look over the
-        last `ROUNDS_LOST` rounds
+    curve : round → accuracy; at chance is one that was within `LOST` of `constant`, or below, at every look over
+        `ROUNDS_LOST` rounds and more until the end
     constant : the accuracy of the best constant guess
     growth : the weights' norm over their first one; long is `EXPLODED` and more
     """
-    last = max(curve)
-    late = [accuracy for t, accuracy in curve.items() if t >= last - ROUNDS_LOST]
-    at_chance = last >= ROUNDS_LOST and max(late) <= constant + LOST
+    since = max((t for t in curve if t <= max(curve) - ROUNDS_LOST), default=None)
+    at_chance = since is not None and all(value <= constant + LOST for t, value in curve.items() if t >= since)
     return not math.isfinite(growth) or (at_chance and growth >= EXPLODED)
-
-
-def kept_weights(checkpoint: Path) -> Gradient:
-    """Return the global weights after the last finished round."""
-    return torch.load(checkpoint, weights_only=True)["weights"]
 
 
 def norm_of(tensors: Gradient) -> float:
@@ -285,23 +277,27 @@ def train(point: Training, seed: int, device: torch.device, checkpoint: Path) ->
     looked = (start.evaluation[0][:WATCHED], start.evaluation[1][:WATCHED])
     constant = float(torch.bincount(looked[1]).max()) / len(looked[1])
     first_norm = norm_of(parameters_of(start.model))
-    watch, every = Watch(checkpoint), max(1, plan.rounds // CHECKS)
+    every = max(1, plan.rounds // CHECKS)
     with suppress(NotFinite):
-        run = simulate(
+        if checkpoint.exists() and not point.watched:
+            end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
+        simulate(
             start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
-            on_round=watch, engine="auto", checkpoint=checkpoint, resume=not point.watched,
+            on_round=partial(end_if_not_finite, checkpoint), engine="auto", checkpoint=checkpoint,
+            resume=not point.watched,
         )  # fmt: skip
-        watch.curve |= {report.round: report.accuracy for report in run.history if report.accuracy is not None}
-    weights = {name: w.to(device) for name, w in kept_weights(checkpoint).items()}
+    last, history = kept(checkpoint)
+    weights = {name: w.to(device) for name, w in last.items()}
+    curve = {t: value for t, value in history.items() if value is not None}
     growth = norm_of(weights) / first_norm
     looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     found = {
         "accuracy": accuracy(start.model, weights, start.evaluation),
         "test_accuracy": accuracy(start.model, weights, start.test) if len(start.test[1]) else math.nan,
-        "rounds_run": max(watch.curve) + 1,
-        "diverged": float(lost(watch.curve, constant, growth)),
+        "rounds_run": max(curve) + 1,
+        "diverged": float(lost(curve, constant, growth)),
         "growth": growth,
-        "curve": [watch.curve.get(t, math.nan) for t in looks],
+        "curve": [curve.get(t, math.nan) for t in looks],
         "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
     }
     return found | ({"norms": norms.table(plan.rounds, plan.local_iterations)} if point.watched else {})

@@ -143,7 +143,7 @@ Rate = Literal["chosen", "coded", "best"]
 
 @dataclass(frozen=True)
 class NoisePoint:
-    """An accuracy over x = z/√K_t, the noise multiplier of one round's mean."""
+    """An accuracy over x = z/√K_t, the noise on one round's mean in units of C/B."""
 
     x: float
     accuracy: float

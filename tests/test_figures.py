@@ -28,7 +28,8 @@ def test_a_name_looks_the_same_in_every_panel():
 
 @pytest.mark.parametrize(
     ("height", "one", "other"),
-    [(0.5, [0.5], [0.5]), ({"one": 0.5, "other": 0.7}, [0.5], [0.7]), ({"other": 0.7}, [], [0.7]), ({}, [], [])],
+    [(0.5, [0.5], [0.5]), ({"one": 0.5, "other": 0.7}, [0.5], [0.7]), ({"other": 0.7}, [], [0.7]),
+     ({"one": None, "other": 0.7}, [], [0.7]), ({"one": None}, [], []), ({}, [], [])],
 )
 def test_a_line_stands_in_the_panels_that_have_one_and_in_the_legend(height, one, other):
     figure = figures.panels(GROUPS, "x", "y", reference=("a guess", height))

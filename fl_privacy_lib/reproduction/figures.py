@@ -224,7 +224,7 @@ def success_chart(cells: Sequence[dict[str, Any]]) -> Figure:
 
 
 Curve = tuple[Sequence[float], Sequence[float]]
-Reference = tuple[str, float | Mapping[str, float]]
+Reference = tuple[str, float | Mapping[str, float | None]]
 
 
 def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: Any) -> Figure:
@@ -250,11 +250,11 @@ def panels(
     ----------
     groups : title → name → (x, y); a figure without a curve says that nothing is recorded
     size : inches; None: by the number of panels
-    reference : name and height of a horizontal line in every panel, or title → height of those that have one
+    reference : name and height of a horizontal line in every panel, or title → height, None for a panel without one
     """
     style = _styles(groups)
     name_of_line, height = reference or ("", {})
-    heights = height if isinstance(height, Mapping) else dict.fromkeys(groups, height)
+    heights = {t: h for t in groups if (h := height.get(t) if isinstance(height, Mapping) else height) is not None}
     columns = max(1, min(columns, len(groups)))
     rows = max(1, -(-len(groups) // columns))
     size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))

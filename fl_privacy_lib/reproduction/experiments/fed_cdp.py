@@ -201,6 +201,8 @@ def end_if_not_finite(checkpoint: Path, report: RoundReport | None = None) -> No
 
     Nothing else ends a training: one that is at chance under much noise may still learn, late.
     """
+    if report is not None and report.accuracy is None:
+        return  # most rounds: nothing has to be read
     weights, looks = kept(checkpoint)
     if looks[max(looks)] is not None and not math.isfinite(norm_of(weights)):
         raise NotFinite

@@ -3,6 +3,8 @@
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
 
 
 class InputError(ValueError):
@@ -39,3 +41,10 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(word), list(words), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def whole(least: int, **values: Any) -> None:
+    """Raise `InputError` unless every value is a whole number of at least `least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise InputError(f"{name} = {value!r} must be a whole number of at least {least}.")

@@ -11,7 +11,8 @@ from scipy.integrate import quad
 from test_local_dp import by_flipping, generator, signs_law
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.audit.local import budget, local_statement, selection_epsilon, two_stage_epsilon, value_epsilon
+from fl_privacy_lib.audit import local_statement
+from fl_privacy_lib.audit.local import budget, selection_epsilon, two_stage_epsilon, value_epsilon
 from fl_privacy_lib.defenses.perturbation import Compressed, Duchi, Flat, Hybrid, Laplace, Piecewise, random_projection
 from fl_privacy_lib.defenses.selection import Exponential, PerturbedEncoding, PerturbedSampling, RandomChoice, TopK
 
@@ -49,7 +50,7 @@ def largest_ratio(laws):
 @pytest.mark.parametrize(("d", "k"), ENCODING)
 def test_encoding_exceeds_its_claim_by_this_much(d, k):
     for claimed, exact in zip(BUDGETS, ENCODING[d, k], strict=True):
-        found = selection_epsilon(PerturbedEncoding(claimed, k), d)
+        found = selection_epsilon(PerturbedEncoding(claimed, k, "e_eps"), d)
         assert found == pytest.approx(exact, abs=5.01e-4)
         assert found == pytest.approx(by_quadrature(claimed, d, k), rel=1e-9)
         assert claimed < found <= claimed + math.log(2)
@@ -59,7 +60,7 @@ def test_the_counter_example_by_hand():
     p = math.e / (1 + math.e)
     ratio = p * (1 + p) / ((1 - p) * (2 - p))
     assert math.log(ratio) == pytest.approx(1.3106, abs=5e-5)
-    assert selection_epsilon(PerturbedEncoding(1.0, 1), 2) == pytest.approx(math.log(ratio), rel=1e-12)
+    assert selection_epsilon(PerturbedEncoding(1.0, 1, "e_eps"), 2) == pytest.approx(math.log(ratio), rel=1e-12)
     laws = [by_flipping(np.array(status), p) for status in ((1, 0), (0, 1))]
     assert largest_ratio(laws) == pytest.approx(math.log(ratio), rel=1e-12)
 
@@ -68,10 +69,10 @@ def test_the_counter_example_by_hand():
 @settings(max_examples=40, deadline=None)
 def test_closed_form_and_enumeration_agree(d, data, epsilon):
     k = data.draw(st.integers(1, d))
-    mechanisms = [Exponential(epsilon), PerturbedSampling(epsilon, k), PerturbedEncoding(epsilon, k),
+    mechanisms = [Exponential(epsilon), PerturbedSampling(epsilon, k), PerturbedEncoding(epsilon, k, "e_eps"),
                   PerturbedEncoding(epsilon, k, "e_half_eps"), TopK(k), RandomChoice()]  # fmt: skip
     if k < d:
-        mechanisms.append(PerturbedEncoding(epsilon, k, calibrated=True))
+        mechanisms.append(PerturbedEncoding(epsilon, k))
     for mechanism in mechanisms:
         closed = selection_epsilon(mechanism, d)
         one_input = k == d and hasattr(mechanism, "k")
@@ -96,25 +97,25 @@ LARGE = [(2, 1), (123, 12), (10_000, 1), (10_000, 1000), (10_000, 9_999)]
 @pytest.mark.parametrize(("d", "k"), LARGE)
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 50.0])
 def test_the_tight_are_tight_and_the_calibrated_is(d, k, epsilon):
-    calibrated = PerturbedEncoding(epsilon, k, calibrated=True)
+    calibrated = PerturbedEncoding(epsilon, k)
     for mechanism in (Exponential(epsilon), PerturbedSampling(epsilon, k), calibrated):
         assert selection_epsilon(mechanism, d) == pytest.approx(epsilon, rel=1e-9)
-    assert selection_epsilon(PerturbedEncoding(epsilon, k), d) > epsilon
+    assert selection_epsilon(PerturbedEncoding(epsilon, k, "e_eps"), d) > epsilon
     assert selection_epsilon(PerturbedEncoding(epsilon, k, "e_half_eps"), d) < epsilon
     assert selection_epsilon(RandomChoice(), d) == pytest.approx(0, abs=1e-12)
     assert selection_epsilon(TopK(k), d) == math.inf
 
 
 def test_calibrated_probabilities():
-    assert PerturbedEncoding(1.0, 12, calibrated=True).keep_probability(123) == pytest.approx(0.7287, abs=5e-5)
-    assert PerturbedEncoding(1.0, 1, calibrated=True).keep_probability(2) == pytest.approx(0.6809, abs=5e-5)
+    assert PerturbedEncoding(1.0, 12).keep_probability(123) == pytest.approx(0.7287, abs=5e-5)
+    assert PerturbedEncoding(1.0, 1).keep_probability(2) == pytest.approx(0.6809, abs=5e-5)
 
 
 def test_a_calibrated_encoding_of_a_pair_in_closed_form():
     """d = 2, k = 1: p(1 + p) = e^ε (1 - p)(2 - p) is a quadratic equation in p."""
     e = math.exp(0.7)
     root = (1 + 3 * e - math.sqrt((1 + 3 * e) ** 2 - 8 * e * (e - 1))) / (2 * (e - 1))
-    assert PerturbedEncoding(0.7, 1, calibrated=True).keep_probability(2) == pytest.approx(root, rel=1e-12)
+    assert PerturbedEncoding(0.7, 1).keep_probability(2) == pytest.approx(root, rel=1e-12)
 
 
 def test_too_many_inputs_are_refused():
@@ -149,11 +150,11 @@ def test_a_wrong_law_is_found():
 @pytest.mark.parametrize("kind", ONE_DIMENSIONAL)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 7.0, 50.0])
 def test_vectors_are_as_private_as_claimed_but_for_ties(kind, epsilon):
-    odd, even = Flat(kind, epsilon, 123), Flat(kind, epsilon, 100)
+    odd, even = (Flat(kind, epsilon, d, reading="published") for d in (123, 100))
     assert value_epsilon(odd) == pytest.approx(epsilon, rel=1e-9)
     tied = math.log1p(math.exp(epsilon)) if kind is Duchi else epsilon
     assert value_epsilon(even) == pytest.approx(tied, rel=1e-9)
-    assert value_epsilon(Flat(kind, epsilon, 100, calibrated=True)) == pytest.approx(epsilon, rel=1e-9)
+    assert value_epsilon(Flat(kind, epsilon, 100)) == pytest.approx(epsilon, rel=1e-9)
     compressed = Compressed(even, random_projection(200, 100, generator()))
     assert value_epsilon(compressed) == value_epsilon(even)
 
@@ -165,7 +166,8 @@ def test_duchis_vectors_by_brute_force(d, calibrated):
     points = list(itertools.product((-1, 0, 1), repeat=d))
     for epsilon in (0.3, 1.0, 3.0):
         found = largest_ratio([signs_law(t, epsilon, calibrated)[1] for t in points])
-        assert value_epsilon(Flat(Duchi, epsilon, d, calibrated=calibrated)) == pytest.approx(found, rel=1e-9)
+        mechanism = Flat(Duchi, epsilon, d, reading="calibrated" if calibrated else "published")
+        assert value_epsilon(mechanism) == pytest.approx(found, rel=1e-9)
 
 
 # ---- both stages ---------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def test_two_stages_by_brute_force(kind):
 
 
 def test_budgets_add_up():
-    selection, value = PerturbedEncoding(0.1, 12), Piecewise(0.9)
+    selection, value = PerturbedEncoding(0.1, 12, "e_eps"), Piecewise(0.9)
     one = two_stage_epsilon(selection, value, 123)
     assert one > 1.0
     assert budget(3, selection, value, 123) == pytest.approx(3 * one)
@@ -201,12 +203,12 @@ def test_budgets_add_up():
 
 
 def test_statements_say_both_numbers_and_why():
-    both = local_statement(PerturbedEncoding(1.0, 3), Piecewise(1.0), 32, epochs=2)
+    both = local_statement(PerturbedEncoding(1.0, 3, "e_eps"), Piecewise(1.0), 32, epochs=2)
     assert both.paper.epsilon == 4.0
     assert both.proved.epsilon == pytest.approx(2 * 2.050, abs=1e-3)
     assert (both.proved.delta, both.proved.unit, both.paper.relation) == (0.0, "client", "replace_one")
     assert [step for step, _ in both.proved.reasons] == ["selection", "value", "composition"]
-    assert "1 is claimed; its exact law at d = 32 gives 1.05" in both.proved.reasons[0][1]
+    assert "1 is claimed; its exact distribution at d = 32 gives 1.05" in both.proved.reasons[0][1]
     assert "2 reports" in both.proved.reasons[2][1]
     projected = Compressed(Flat(Piecewise, 1.0, 2), random_projection(5, 2, generator()))
     for value in (Flat(Piecewise, 1.0, 5), projected):

@@ -13,7 +13,16 @@ from oracles import clip as naive_clip
 from scipy import stats
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses import STAGES, Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import (
+    STAGES,
+    Clip,
+    Defense,
+    PerExample,
+    Transformation,
+    fed_cdp,
+    fed_sdp,
+    non_private,
+)
 from fl_privacy_lib.defenses.clipping import layer_norms, scaled
 from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, keyed_generator, mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, ClipAndNoiseUpdate
@@ -252,10 +261,13 @@ def test_a_method_fills_its_stages_and_says_so(defense, filled):
     assert all(now == before for now, before in kept)
 
 
-def test_noiseless_leaves_a_stage_without_noise_as_it_is():
-    def halve(values, ctx):
+class Halve(Transformation):
+    def __call__(self, values, ctx):
         return {name: v / 2 for name, v in values.items()}
 
+
+def test_noiseless_leaves_a_stage_without_noise_as_it_is():
+    halve = Halve()
     assert Defense("own", per_client=halve).noiseless().per_client is halve
 
 

@@ -19,9 +19,12 @@ from fl_privacy_lib.attacks.objective import replay
 from fl_privacy_lib.defenses import (
     Clip,
     DecayingClip,
+    Declaration,
     Defense,
     Holding,
+    Noise,
     PerExample,
+    Stage,
     adaclip,
     dssgd,
     fed_alpha_cdp,
@@ -37,6 +40,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise, LargestNorm, QuantileNorm
 from fl_privacy_lib.defenses.clipping import DECAYS
 from fl_privacy_lib.defenses.events import release
+from fl_privacy_lib.defenses.noise import add_gaussian
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Then
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective, part
 from fl_privacy_lib.federated import Tap, simulate
@@ -237,7 +241,8 @@ def test_a_rule_is_put_behind_what_stands_there():
     both = pruned(0.5, "per_example", defense=fed_cdp())
     assert both.name == "fed_cdp_example+gradient_compression"
     assert both.per_example == Then(fed_cdp().per_example, Pruned(0.5, "all", 2))
-    assert both.per_example.clip == Clip(4.0) and both.per_example.noise_scale == 6.0
+    says = both.parts("per_example")[0].says
+    assert says.clip == Clip(4.0) and says.noise.scale == 6.0
     tap = Tap("example", 1)
     seen = observed(both, plan_of(), [tap])[tap]
     first = observed(fed_cdp(), plan_of(), [tap])[tap]
@@ -254,10 +259,19 @@ HOLDING = Holding(examples=5000, client_size=50, tensors=3)
 
 
 @dataclass(frozen=True)
-class Hiss:
-    """A stage of one's own: noise, said to be scaled with something, and no bound."""
+class Hiss(Stage):
+    """A stage of one's own: noise, said to be scaled with a bound, and none is enforced."""
 
     noise_scale: float = 6.0
+
+    def __call__(self, values, ctx):
+        return add_gaussian(values, self.noise_scale, ctx.generators)
+
+    def declare(self):
+        return Declaration(noise=Noise(self.noise_scale))
+
+    def noiseless(self):
+        return Hiss(0.0)
 
 
 LOOSE = {

@@ -25,7 +25,14 @@ from fl_privacy_lib.defenses.perturbation import (
     Piecewise,
     random_projection,
 )
-from fl_privacy_lib.defenses.selection import Exponential, PerturbedEncoding, PerturbedSampling, RandomChoice, TopK
+from fl_privacy_lib.defenses.selection import (
+    READINGS,
+    Exponential,
+    PerturbedEncoding,
+    PerturbedSampling,
+    RandomChoice,
+    TopK,
+)
 from fl_privacy_lib.defenses.values import HYBRID_FROM
 
 WRONG_ALARM = 1e-6
@@ -39,8 +46,7 @@ def generator(seed=0):
 
 def all_selections(epsilon, k):
     private = [Exponential(epsilon), PerturbedSampling(epsilon, k)]
-    readings = [("e_eps", False), ("e_half_eps", False), ("e_eps", True)]
-    return [*private, *(PerturbedEncoding(epsilon, k, *r) for r in readings), TopK(k), RandomChoice()]
+    return [*private, *(PerturbedEncoding(epsilon, k, reading) for reading in READINGS), TopK(k), RandomChoice()]
 
 
 def fits(observed, law):
@@ -69,14 +75,14 @@ def by_flipping(status, keep):
     return law
 
 
-@given(st.integers(2, 7), st.data(), st.floats(0.01, 8), st.sampled_from(["e_eps", "e_half_eps"]), st.booleans())
+@given(st.integers(2, 7), st.data(), st.floats(0.01, 8), st.sampled_from(READINGS))
 @settings(max_examples=40, deadline=None)
-def test_encoding_has_the_law_of_flipped_bits(d, data, epsilon, reading, calibrated):
+def test_encoding_has_the_law_of_flipped_bits(d, data, epsilon, reading):
     k = data.draw(st.integers(1, d - 1))
     status = np.array(data.draw(st.permutations([1] * k + [0] * (d - k))))
-    mechanism = PerturbedEncoding(epsilon, k, reading, calibrated)
+    mechanism = PerturbedEncoding(epsilon, k, reading)
     keep = mechanism.keep_probability(d)
-    if not calibrated:
+    if reading != "calibrated":
         power = epsilon if reading == "e_eps" else epsilon / 2
         assert keep == pytest.approx(math.exp(power) / (1 + math.exp(power)), rel=1e-12)
     assert mechanism.law(status, d) == pytest.approx(by_flipping(status, keep), rel=1e-9, abs=1e-15)
@@ -137,7 +143,7 @@ def test_draws_follow_the_law_with_and_without_ties(scores, k):
 
 def test_a_top_k_of_all_is_uniform_among_what_is_sent():
     rows = torch.rand(1, 4, generator=generator(6)).expand(20_000, 4)
-    for mechanism in (TopK(4), PerturbedSampling(2.0, 4), PerturbedEncoding(0.5, 4)):
+    for mechanism in (TopK(4), PerturbedSampling(2.0, 4), PerturbedEncoding(0.5, 4, "e_eps")):
         chosen = mechanism(rows, generator(7))
         none = mechanism.rank_law(4)[-1]
         law = np.append(np.full(4, (1 - none) / 4), none)
@@ -174,7 +180,7 @@ def test_the_largest_is_found_among_ten_thousand():
     assert (PerturbedEncoding(50.0, 1)(scores, generator()) == scores.argmax(1)).all()
     assert (Exponential(500.0)(scores[:, :9], generator()) == scores[:, :9].argmax(1)).all()  # e^62 from rank to rank
     top = scores.topk(1000, dim=1).values[:, -1]
-    for mechanism in (TopK(1000), PerturbedSampling(50.0, 1000), PerturbedEncoding(50.0, 1000)):
+    for mechanism in (TopK(1000), PerturbedSampling(50.0, 1000), PerturbedEncoding(50.0, 1000, "e_eps")):
         chosen = mechanism(scores, generator())
         assert (scores.gather(1, chosen[:, None])[:, 0] >= top).all()
 
@@ -192,7 +198,7 @@ def test_the_largest_is_found_among_ten_thousand():
         (lambda: PerturbedSampling(1.0, 4)(torch.rand(2, 3), generator()), "k = 4 is more than the d = 3 dimensions"),
         (lambda: Exponential(1.0)(torch.rand(2, 1), generator()), "d = 1 leaves nothing to select from"),
         (lambda: PerturbedEncoding(1.0, 1).law([1], 1), "d = 1 leaves nothing"),
-        (lambda: PerturbedEncoding(1.0, 3, calibrated=True).rank_law(3), "k = d = 3 puts every dimension"),
+        (lambda: PerturbedEncoding(1.0, 3).rank_law(3), "k = d = 3 puts every dimension"),
         (lambda: TopK(1)(torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), generator()), r"scores\[1, 0\] = nan"),
         (lambda: Exponential(1.0)(torch.tensor([[0.0, math.inf]]), generator()), r"scores\[0, 1\] = inf"),
         (lambda: TopK(1)(torch.rand(3), generator()), r"\[3\]: give one row per client"),
@@ -325,7 +331,7 @@ def test_values_outside_are_refused_or_clipped():
 VECTORS = [
     Flat(Piecewise, 1.0, 6), Flat(Piecewise, 6.0, 6), Flat(Hybrid, 1.0, 6), Flat(Hybrid, 8.0, 3),
     Flat(Piecewise, 1.0, 6, scaled=False), Flat(Hybrid, 6.0, 6, scaled=False), Flat(Laplace, 2.0, 6),
-    Flat(Duchi, 1.0, 6), Flat(Duchi, 1.0, 6, calibrated=True), Flat(Duchi, 2.0, 5), Flat(Duchi, 1.5, 1),
+    Flat(Duchi, 1.0, 6, reading="published"), Flat(Duchi, 1.0, 6), Flat(Duchi, 2.0, 5), Flat(Duchi, 1.5, 1),
 ]  # fmt: skip
 
 
@@ -364,7 +370,7 @@ def signs_law(t, epsilon, calibrated):
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 5])
 def test_duchis_vectors_have_the_law_of_their_description(d, calibrated):
     t, epsilon, n = np.linspace(-1, 0.7, d), 1.3, 30_000
-    mechanism = Flat(Duchi, epsilon, d, calibrated=calibrated)
+    mechanism = Flat(Duchi, epsilon, d, reading="calibrated" if calibrated else "published")
     cube, law = signs_law(t, epsilon, calibrated)
     assert mechanism.output_bound() * law @ cube == pytest.approx(t)  # unbiased, exactly
     if not calibrated:

@@ -17,7 +17,8 @@ from fl_privacy_lib._checks import InputError, in_range, positive
 from fl_privacy_lib.attacks.objective import as_gradient
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
 from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.defenses.route import ClientContext, Defense
+from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.federated.participation import Observation
 from fl_privacy_lib.models import Parameters
@@ -188,7 +189,7 @@ class _Route:
         ctx.batch_size, ctx.model, ctx.norms = self.batch_size, self.model, layer_norms(own, leading=2)
         if defense.begin_client:
             defense.begin_client(ctx)
-        own = defense.per_example(own, ctx) if defense.per_example else own
+        own = defense.reach("example", own, ctx, 1.0)
         return _flat({name: g.flatten(0, 1) for name, g in own.items()})
 
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.route import ClientContext, Defense
+from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.federated.participation import Observation
 from fl_privacy_lib.models import Parameters
@@ -48,8 +50,8 @@ def replay(observation: Observation, aware: bool) -> Replay:
     function of example gradients [rows, batch, …], giving tensors [rows, …] on the scale of `as_gradient`; a row
     takes the place of a client
     """
-    public = observation.defense if aware else {"name": "non_private"}
-    defense = Defense(**public).noiseless()
+    known: dict[str, Any] = observation.defense
+    defense = Defense(**known).noiseless() if aware else Defense("non_private")
     stage = observation.tap.stage
     if stage == "aggregate":
         raise InputError("an aggregate mixes clients; a reconstruction reads example, batch, update or received.")
@@ -58,17 +60,10 @@ def replay(observation: Observation, aware: bool) -> Replay:
     def view(gradients: Gradient) -> Gradient:
         batch_size = next(iter(gradients.values())).shape[1]
         ctx = ClientContext(observation.tap.round, (observation.tap.client,), (), batch_size=batch_size)
-        if defense.per_example:
-            gradients = defense.per_example(gradients, ctx)
-        values = {name: g.mean(1) for name, g in gradients.items()}  # [rows, …]
-        if stage in ("batch", "update", "received") and defense.per_batch:
-            values = defense.per_batch(values, ctx)
-        reached = {"update": [defense.per_client], "received": [defense.per_client, defense.on_arrival]}.get(stage, [])
-        for transform in reached:
-            if transform:
-                update = transform({name: step * v for name, v in values.items()}, ctx)
-                values = {name: u / step for name, u in update.items()}
-        return values
+        values = defense.reach(stage, gradients, ctx, step)
+        if stage == "example":
+            return {name: g.mean(1) for name, g in values.items()}
+        return values if stage == "batch" else {name: u / step for name, u in values.items()}
 
     return view
 

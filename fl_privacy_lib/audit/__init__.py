@@ -13,15 +13,15 @@ from fl_privacy_lib.audit.arguments import (
     shared_in_a_round,
 )
 from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile, visible_participation
-from fl_privacy_lib.audit.statements import Statement, Statements, honest_rate, statement
+from fl_privacy_lib.audit.statements import Statement, Statements, local_statement, statement
 
 __all__ = [
     "Statement",
     "Statements",
     "gaussian_loss_exceeds",
     "global_rate",
-    "honest_rate",
     "l2_max_epsilon",
+    "local_statement",
     "mixture_epsilon",
     "participations",
     "quantile",

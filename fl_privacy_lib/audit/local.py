@@ -9,9 +9,7 @@ import math
 import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of, positive
-from fl_privacy_lib.accounting.events import Floats, Unit
-from fl_privacy_lib.audit.statements import Statement, Statements
-from fl_privacy_lib.defenses.events import Reason
+from fl_privacy_lib.accounting.events import Floats
 from fl_privacy_lib.defenses.perturbation import Compressed, Duchi, Flat, Perturbation
 from fl_privacy_lib.defenses.selection import Exponential, PerturbedEncoding, PerturbedSampling, RandomChoice, TopK
 
@@ -45,7 +43,7 @@ def selection_epsilon(mechanism: AnySelection, d: int, method: str = "closed_for
 
     Examples
     --------
-    >>> round(selection_epsilon(PerturbedEncoding(1.0, k=1), d=2), 4)
+    >>> round(selection_epsilon(PerturbedEncoding(1.0, k=1, reading="e_eps"), d=2), 4)
     1.3106
     >>> [round(selection_epsilon(m, d=123), 3) for m in (Exponential(1.0), PerturbedSampling(1.0, 12))]
     [1.0, 1.0]
@@ -68,7 +66,7 @@ def value_epsilon(mechanism: AnyPerturbation) -> float:
     >>> from fl_privacy_lib.defenses.perturbation import Piecewise
     >>> round(value_epsilon(Piecewise(1.0)), 6)
     1.0
-    >>> [round(value_epsilon(Flat(Duchi, 1.0, d)), 4) for d in (123, 100)]
+    >>> [round(value_epsilon(Flat(Duchi, 1.0, d, reading="published")), 4) for d in (123, 100)]
     [1.0, 1.3133]
     """
     if isinstance(mechanism, Compressed):
@@ -113,46 +111,31 @@ def budget(epochs: int, selection: AnySelection | None, value: AnyPerturbation |
     Examples
     --------
     >>> from fl_privacy_lib.defenses.perturbation import Piecewise
-    >>> round(budget(2, PerturbedEncoding(0.1, k=12), Piecewise(0.9), d=123), 4)
+    >>> round(budget(2, PerturbedEncoding(0.1, k=12, reading="e_eps"), Piecewise(0.9), d=123), 4)
     2.0017
     """
     positive(epochs=epochs)
     return epochs * two_stage_epsilon(selection, value, d)
 
 
-def local_statement(
-    selection: AnySelection | None, value: AnyPerturbation | None, d: int, epochs: int = 1
-) -> Statements:
-    """Return what FedSel would say of a client's reports, and what can be proved; δ = 0 in both.
-
-    Examples
-    --------
-    >>> from fl_privacy_lib.defenses.perturbation import Piecewise
-    >>> both = local_statement(PerturbedEncoding(1.0, k=1), Piecewise(1.0), d=2)
-    >>> print(f"{both.paper.epsilon:.4g} {both.proved.epsilon:.4g}")
-    2 2.311
-    """
-    claims = (0.0 if selection is None else selection.epsilon, math.inf if value is None else _claim(value))
-    exact = (0.0 if selection is None else selection_epsilon(selection, d), two_stage_epsilon(None, value, d))
-    reasons = tuple(
-        (stage, f"ε = {claim:.4g} is claimed; its exact law at d = {d} gives {found:.4g}.")
-        for stage, claim, found in zip(("selection", "value"), claims, exact, strict=True)
-    )
-    added = ("composition", f"the ε of both stages are added, over {epochs} reports of each client.")
-    unit: Unit = "local_report" if epochs == 1 else "client"
-
-    def say(reading: str, epsilon: float, *why: Reason) -> Statement:
-        return Statement(reading, epsilon, 0.0, unit, "replace_one", "none", "sequential composition",
-                         "the server, and all who see what it receives", why)  # fmt: skip
-
-    return Statements(
-        say("as the paper counts", epochs * sum(claims), added),
-        say("what can be proved", budget(epochs, selection, value, d), *reasons, added),
-    )
+def claimed_epsilons(selection: AnySelection | None, value: AnyPerturbation | None) -> tuple[float, float]:
+    """Return the ε that the two stages of a report claim: 0 for nothing selected, ``inf`` for a value in clear."""
+    inner = value.inner if isinstance(value, Compressed) else value
+    return 0.0 if selection is None else selection.epsilon, math.inf if inner is None else inner.epsilon
 
 
-def _claim(value: AnyPerturbation) -> float:
-    return value.inner.epsilon if isinstance(value, Compressed) else value.epsilon
+def exact_epsilons(selection: AnySelection | None, value: AnyPerturbation | None, d: int) -> tuple[float, float]:
+    """Return the exact ε of the two stages of a report among d coordinates; see `two_stage_epsilon`."""
+    return 0.0 if selection is None else selection_epsilon(selection, d), two_stage_epsilon(None, value, d)
+
+
+def unknown(selection: object, value: object) -> tuple[str, str] | None:
+    """Return why nothing is proved of a report whose mechanism does not state its distribution, else None."""
+    for stage, mechanism, known in (("selection", selection, AnySelection), ("value", value, AnyPerturbation)):
+        if mechanism is not None and not isinstance(mechanism, known):
+            name = getattr(mechanism, "__name__", type(mechanism).__name__)
+            return "no proof", f"the {stage} {name} does not state the distribution it draws from: ε = ∞."
+    return None
 
 
 def _log(laws: Floats) -> Floats:

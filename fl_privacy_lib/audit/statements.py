@@ -4,16 +4,22 @@ The first applies the papers' formula to the numbers it is given. The second sta
 follows. Both carry their reasons; a number without its reading is not returned.
 """
 
+import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fl_privacy_lib._checks import InputError, one_of
-from fl_privacy_lib.accounting.accountants import Accountant, spend
-from fl_privacy_lib.accounting.events import Event, Floats, Relation, Sampling, Unit, check_delta
+from fl_privacy_lib.accounting.accountants import spend
+from fl_privacy_lib.accounting.events import Event, Floats, Relation, Unit, check_delta
 from fl_privacy_lib.accounting.spending import Spending
 from fl_privacy_lib.audit.arguments import global_rate
+from fl_privacy_lib.audit.local import AnyPerturbation, AnySelection, claimed_epsilons, exact_epsilons, unknown
 from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile
-from fl_privacy_lib.defenses.events import ORDER, RELATIONS, UNITS, Holding, Reason, Release, release, unbounded
+from fl_privacy_lib.defenses.events import RELATIONS, UNITS, Holding, Reason, Release, events, release, unbounded
+from fl_privacy_lib.defenses.limits import local_rule, noisy, silent
 from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.stage import TAPS
 from fl_privacy_lib.sampling import Plan
 
 INFINITE = float("inf")
@@ -82,7 +88,8 @@ def statement(
     relation : {'add_remove', 'replace_one'}
         See `fl_privacy_lib.defenses.events.release`. The paper's statement is always its own, adding or removing.
     tap : {'example', 'batch', 'update', 'received', 'aggregate'}
-        Where the adversary reads, in all rounds, seeing who takes part.
+        Where the adversary reads, in all rounds, seeing who takes part. Behind a locally private report ε is that of
+        the reports, composed over as many participations as are exceeded with probability at most δ.
     sensitivity : {'bound', 'l2_max'} or None
         What the noise is scaled with; None: as the defence says.
 
@@ -102,36 +109,20 @@ def statement(
     check_delta(delta=delta)
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
-    one_of(ORDER, tap=tap)
+    one_of(TAPS, tap=tap)
+    rule = local_rule(defense, tap)
+    if rule is not None and silent(defense, tap) is None:
+        assert rule.local is not None
+        return _of_reports(*rule.local, plan, holding, unit, delta)
     paper = _as_counted(defense, plan, holding, delta, unit)
     return Statements(paper, _proved(defense, plan, holding, delta, unit, relation, tap, sensitivity))
 
 
-def honest_rate(
-    defense: Defense, plan: Plan, holding: Holding, *, delta: float, relation: Relation = "add_remove",
-    tap: str = "update", accountant: Accountant = "rdp",
-) -> Spending:
-    """Return the ε of K_t/K a round, T rounds: an *estimate*, exact only where participation cannot be seen.
-
-    The rate of the papers' clients, put into the papers' accountant. One holder's view; for several holders the rounds
-    are multiplied, as if their participations were independent. Not a bound: see `events` and `visible_participation`.
-    """
-    told = release(defense, plan, holding, "example", relation, tap)
-    kind: Sampling = "poisson" if relation == "add_remove" else "fixed"
-    rate = plan.client_rate
-    event = Event(rate, 1 / told.mu, "example", relation, plan.rounds * holding.holders, "none" if rate == 1 else kind)
-    return spend(event, accountant, delta)
-
-
-def _scale(stage: object) -> float:
-    """Return a stage's noise scale; 0 for an empty stage or one without noise."""
-    return float(getattr(stage, "noise_scale", 0.0))
-
-
 def _as_counted(defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit) -> Statement:
     """Return the papers' own count: σ as multiplier, Poisson sampling, moments accountant."""
-    local = max(_scale(defense.per_batch), _scale(defense.per_example))
-    remote = max(_scale(defense.per_client), _scale(defense.on_arrival))
+    scales = {place: says.noise.scale for place, says in noisy(defense, "received") if says.noise}
+    local = max(scales.get("per_batch", 0.0), scales.get("per_example", 0.0))
+    remote = max(scales.get("per_client", 0.0), scales.get("on_arrival", 0.0))
     say = "whoever cannot see who takes part; the paper does not say so"
     noise = local or remote
     if not noise:
@@ -206,21 +197,70 @@ def _batches_drawn_anew(
     The number of participations is cut at a quantile that costs half of δ. Sampling without replacement is bounded
     under ``replace_one`` only, of which an empty place is a special case.
     """
-    drawn = plan.batch_sampling in ("with_replacement", "poisson")
-    plain = unit == "example" and holding.repeats == 1 and tap != "example"
-    others = (defense.per_example, defense.per_client, defense.on_arrival)
-    noise_per_batch = _scale(defense.per_batch) > 0 and not any(_scale(stage) for stage in others)
-    rate = plan.batch_size / holding.client_size
-    if not (drawn and plain and noise_per_batch) or rate == 1:
-        return None
     bound: Relation = "replace_one" if plan.batch_sampling == "with_replacement" else relation
-    told = release(defense, plan, holding, unit, bound, tap)
-    most = quantile(law, delta / 2)
+    certain = np.count_nonzero(law) == 1
+    tail = delta / 2  # nothing of δ goes to a number of participations that is certain
+    most = int(np.argmax(law)) if certain else quantile(law, tail)
     if most == 0:
         return None
-    kind: Sampling = "fixed" if bound == "replace_one" else "poisson"
-    event = Event(rate, told.noise_multiplier, unit, bound, most * plan.local_iterations, kind)
+    (event,) = events(defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most)
+    if event.sampling == "none":
+        return None
     try:
-        return spend(event, "pld", delta / 2)
+        return spend(event, "pld", delta if certain else delta - tail)
     except InputError:
         return None
+
+
+def _of_reports(
+    select: AnySelection | None, value: AnyPerturbation | None, plan: Plan, holding: Holding, unit: Unit, delta: float
+) -> Statements:
+    """Return both statements on a training whose clients report privately by themselves."""
+    law = participations(plan, holding.holders if unit == "example" else 1)
+    most = max(1, int(np.flatnonzero(law)[-1]) if np.count_nonzero(law) == 1 else quantile(law, delta))
+    if (why := unknown(select, value)) is not None:
+        claim = Statement("as the paper counts", math.inf, delta, unit, "replace_one", "none", "none", _SERVER, (why,))
+        return Statements(claim, replace(claim, reading="what can be proved"))
+    if holding.coordinates is None:
+        raise InputError("the exact ε of a locally private report depends on d: give Holding its coordinates.")
+    both = local_statement(select, value, holding.coordinates, most)
+    return Statements(replace(both.paper, unit=unit, delta=delta), replace(both.proved, unit=unit, delta=delta))
+
+
+_SERVER = "the server, and all who see what it receives"
+
+
+def local_statement(
+    selection: AnySelection | None, value: AnyPerturbation | None, d: int, epochs: int = 1
+) -> Statements:
+    """Return what FedSel would say of a client's reports, and what can be proved; δ = 0 in both.
+
+    Parameters
+    ----------
+    selection, value : the mechanisms of a report; None: nothing is selected, or the value is sent as it is
+    d : int, coordinates
+    epochs : int, ≥ 1, reports of each client
+
+    Examples
+    --------
+    >>> from fl_privacy_lib.defenses.perturbation import Piecewise
+    >>> from fl_privacy_lib.defenses.selection import PerturbedEncoding
+    >>> both = local_statement(PerturbedEncoding(1.0, k=1, reading="e_eps"), Piecewise(1.0), d=2)
+    >>> print(f"{both.paper.epsilon:.4g} {both.proved.epsilon:.4g}")
+    2 2.311
+    """
+    claims, exact = claimed_epsilons(selection, value), exact_epsilons(selection, value, d)
+    reasons = tuple(
+        (stage, f"ε = {claim:.4g} is claimed; its exact distribution at d = {d} gives {found:.4g}.")
+        for stage, claim, found in zip(("selection", "value"), claims, exact, strict=True)
+    )
+    added = ("composition", f"the ε of both stages are added, over {epochs} reports of each client.")
+    unit: Unit = "local_report" if epochs == 1 else "client"
+
+    def state(reading: str, epsilon: float, *why: Reason) -> Statement:
+        return Statement(reading, epsilon, 0.0, unit, "replace_one", "none", "sequential composition", _SERVER, why)
+
+    return Statements(
+        state("as the paper counts", epochs * sum(claims), added),
+        state("what can be proved", epochs * sum(exact), *reasons, added),
+    )

@@ -15,7 +15,8 @@ from fl_privacy_lib.defenses.methods import (
     quantile_clipped,
     random_noise,
 )
-from fl_privacy_lib.defenses.route import STAGES, TAPS, THREAT_TYPES, Defense, PerExample
+from fl_privacy_lib.defenses.route import Defense, PerExample
+from fl_privacy_lib.defenses.stage import STAGES, TAPS, THREAT_TYPES, Declaration, Noise, Stage, Transformation
 
 __all__ = [
     "STAGES",
@@ -23,9 +24,13 @@ __all__ = [
     "THREAT_TYPES",
     "Clip",
     "DecayingClip",
+    "Declaration",
     "Defense",
     "Holding",
+    "Noise",
     "PerExample",
+    "Stage",
+    "Transformation",
     "adaclip",
     "dssgd",
     "fed_alpha_cdp",

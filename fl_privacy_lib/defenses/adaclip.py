@@ -1,20 +1,21 @@
 """AdaClip: every coordinate is centred and scaled before clipping, by moments of what was released before."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std
+from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 MOMENTS = "adaclip"  # the name of the state: (means, spreads), both tensors [clients, …]
 
 
 @dataclass(frozen=True)
-class AdaClip:
+class AdaClip(Stage):
     """The stage per_example: g → m + b · clip((g − m)/b), coordinate by coordinate, the clip to norm 1.
 
     Parameters
@@ -40,7 +41,6 @@ class AdaClip:
     spread_decay: float = 0.9
     floor: float = 1e-12
     ceiling: float = 1.0
-    noise_scale: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         positive(clip_norm=self.clip_norm, floor=self.floor, ceiling=self.ceiling)
@@ -54,9 +54,12 @@ class AdaClip:
         """The clip of the centred and scaled gradient."""
         return Clip(1.0, self.scope)
 
-    @property
-    def rule(self) -> "AdaClip":
-        """Itself: the stage is its own rule."""
+    def declare(self) -> Declaration:
+        """Return the clip to norm 1, and the moments' rule that has to scale the noise, too."""
+        return Declaration(self.clip, rule=self)
+
+    def noiseless(self) -> "AdaClip":
+        """Return the stage itself, which draws nothing."""
         return self
 
     def begin(self, ctx: Any) -> None:
@@ -102,7 +105,7 @@ class AdaClip:
 
 
 @dataclass(frozen=True)
-class AdaClipNoise:
+class AdaClipNoise(Stage):
     """The stage per_batch: noise b times that of a clip to norm 1, and the moments' update.
 
     Parameters
@@ -114,16 +117,19 @@ class AdaClipNoise:
     rule: AdaClip
     noise_scale: float = 0.0
     divide_by: str = "batch"
-    centred: ClassVar[bool] = True  # a zero gradient is not zero after centring, see `events`
 
     def __post_init__(self) -> None:
         in_range(0, math.inf, noise_scale=self.noise_scale)
         one_of(DIVISORS, divide_by=self.divide_by)
 
-    @property
-    def clip(self) -> Clip:
-        """The rule's clip, to norm 1."""
-        return self.rule.clip
+    def declare(self) -> Declaration:
+        """Return the noise; a zero gradient is not zero after centring, see `Noise`."""
+        noise = Noise(self.noise_scale, divide_by=self.divide_by, centred=True) if self.noise_scale else None
+        return Declaration(self.rule.clip, noise, self.rule)
+
+    def noiseless(self) -> "AdaClipNoise":
+        """Return the moments' update alone."""
+        return replace(self, noise_scale=0.0)
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [clients, …] with noise."""

@@ -7,7 +7,7 @@ noise hides them has no ε (`MedianNorm`, `LargestNorm`). One that pays for what
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, in_scope, layer_norms, scaled, shrink_factors
 from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std, normal
-from fl_privacy_lib.defenses.route import Context
+from fl_privacy_lib.defenses.stage import Context, Declaration, Noise, Stage
 
 BOUND = "quantile_bound"  # the name of the state; the counts have names of their own
 STATISTICS = ("max", "mean")
@@ -27,11 +27,13 @@ class Rule:
     Attributes
     ----------
     clip : a bound known beforehand, or None
-    sensitivity : what S is, one of `limits.SENSITIVITIES`
+    level : what S is, one of `stage.LEVELS`
+    count_scale : standard deviation of the noise on the counts that it reports; None: it reports none
     """
 
     clip: Clip | None
-    sensitivity: ClassVar[str] = "bound"
+    level: ClassVar[str] = "bound"
+    count_scale: float | None = None
 
     def factors(self, norms: Gradient, ctx: Any) -> Gradient:
         """Return what each example's tensors are multiplied with, [clients, batch]."""
@@ -43,6 +45,10 @@ class Rule:
 
     def tell(self, norms: Gradient, ctx: Any, asked: int) -> None:
         """Report to the server what the rule needs of this batch, of `asked` norms a client; by default nothing."""
+
+    def silent(self) -> "Rule":
+        """Return the rule without the noise of its reports; by default the rule itself."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class MedianNorm(Rule):
 
     scope: str = "layer"
     clip: ClassVar[None] = None  # type: ignore[misc]  # no bound is known beforehand
-    sensitivity: ClassVar[str] = "median"
+    level: ClassVar[str] = "median"
 
     def __post_init__(self) -> None:
         one_of(["layer", "all"], scope=self.scope)
@@ -109,7 +115,7 @@ class LargestNorm(Rule):
     clip: Clip | None = None
     statistic: str = "max"
     floor: float = 0.0
-    sensitivity: ClassVar[str] = "l2_max"
+    level: ClassVar[str] = "l2_max"
 
     def __post_init__(self) -> None:
         one_of(STATISTICS, statistic=self.statistic)
@@ -133,7 +139,7 @@ class LargestNorm(Rule):
 
 
 @dataclass(frozen=True)
-class QuantileNorm(Rule):
+class QuantileNorm(Rule, Stage):
     """A bound that follows a quantile of the norms, read from noised counts of the examples (or updates) below it.
 
     Parameters
@@ -162,6 +168,18 @@ class QuantileNorm(Rule):
         positive(rate=self.rate)
         in_range(0, 1, target=self.target)
         in_range(0, math.inf, count_scale=self.count_scale)
+
+    def declare(self) -> Declaration:
+        """Return nothing: at on_aggregate, the rule reads what has been released."""
+        return Declaration()
+
+    def silent(self) -> "QuantileNorm":
+        """Return the rule with clear counts."""
+        return replace(self, count_scale=0.0)
+
+    def noiseless(self) -> "QuantileNorm":
+        """Return the stage that moves by clear counts."""
+        return self.silent()
 
     def start(self) -> dict[str, Any]:
         """Return the defence's memory at round 0: bounds by tensor, or one for all."""
@@ -212,7 +230,7 @@ class QuantileNorm(Rule):
 
 
 @dataclass(frozen=True)
-class _UnderRule:
+class _UnderRule(Stage):
     """What the stages below share: a rule, and a noise of σ times its level."""
 
     rule: Rule
@@ -221,10 +239,15 @@ class _UnderRule:
     def __post_init__(self) -> None:
         in_range(0, math.inf, noise_scale=self.noise_scale)
 
-    @property
-    def clip(self) -> Clip | None:
-        """The rule's bound known beforehand."""
-        return self.rule.clip
+    def _declare(self, count_scale: float | None, **noise: Any) -> Declaration:
+        made = Noise(self.noise_scale, self.rule.level, **noise) if self.noise_scale else None
+        # the rules that leave no bound to prove with are no part of what two stages must agree on
+        rule = self.rule if self.rule.level == "bound" else None
+        return Declaration(self.rule.clip, made, rule, count_scale=count_scale)
+
+    def noiseless(self) -> "_UnderRule":
+        """Return the rule without noise, on the gradient and on its counts."""
+        return replace(self, rule=self.rule.silent(), noise_scale=0.0)
 
 
 @dataclass(frozen=True)
@@ -242,6 +265,10 @@ class AdaptiveClip(_UnderRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(DIVISORS, divide_by=self.divide_by)
+
+    def declare(self) -> Declaration:
+        """Return the rule's bound, the noise per example and the counts."""
+        return self._declare(self.rule.count_scale, divide_by=self.divide_by)
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped and noised one by one."""
@@ -270,6 +297,10 @@ class AdaptiveNoise(_UnderRule):
         super().__post_init__()
         one_of(DIVISORS, divide_by=self.divide_by)
 
+    def declare(self) -> Declaration:
+        """Return the noise, and the rule's bound that it is scaled with."""
+        return self._declare(None, divide_by=self.divide_by)
+
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [clients, …] with noise; ``ctx.norms`` holds the examples' norms before clipping."""
         if not self.noise_scale:
@@ -288,6 +319,10 @@ class AdaptiveUpdate(_UnderRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         in_range(0, math.inf, scale=self.scale)
+
+    def declare(self) -> Declaration:
+        """Return the rule's bound, the noise of an update and the counts."""
+        return self._declare(self.rule.count_scale, factor=self.scale)
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return updates [clients, …], clipped, with noise of standard deviation σS·scale."""

@@ -6,75 +6,20 @@ is used, how far it can move a release, or how much noise covers it.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib._checks import InputError, one_of, whole
 from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
-from fl_privacy_lib.data.partition import Partition
-from fl_privacy_lib.defenses.limits import ORDER, Reason, counting, noisy, unbounded, uncovered
+from fl_privacy_lib.defenses.clipping import Clip
+from fl_privacy_lib.defenses.holding import Holding
+from fl_privacy_lib.defenses.limits import Reason, counting, local_rule, noisy, unbounded, uncovered
 from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.stage import Declaration, Noise, Route
 from fl_privacy_lib.sampling import Plan
 
-if TYPE_CHECKING:
-    from fl_privacy_lib.defenses.route import Defense
-
-__all__ = ["ORDER", "RELATIONS", "UNITS", "Holding", "Reason", "Release", "events", "release", "unbounded"]
+__all__ = ["RELATIONS", "UNITS", "Holding", "Reason", "Release", "events", "release", "unbounded"]
 
 UNITS: tuple[Unit, ...] = ("example", "client")
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one")
-
-
-@dataclass(frozen=True)
-class Holding:
-    """How the data lie among the clients, and how many tensors a gradient has: what a plan does not know.
-
-    Parameters
-    ----------
-    examples : int
-        N, different examples of the training set.
-    client_size : int
-        n, examples of the smallest client, repeats counted.
-    tensors : int
-        M, tensors of the model that are clipped one by one.
-    holders : int
-        Clients that hold a given example, at most.
-    repeats : int
-        Times that one client holds a given example, at most.
-    largest_client : int or None
-        Examples of the largest client; None: all are equal. Only the client level under Poisson batches needs it.
-
-    Examples
-    --------
-    >>> Holding(50_000, 500, 3).holders
-    1
-    """
-
-    examples: int
-    client_size: int
-    tensors: int
-    holders: int = 1
-    repeats: int = 1
-    largest_client: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("examples", "client_size", "tensors", "holders", "repeats"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or value != int(value) or value < 1:
-                raise InputError(f"{name} = {value!r} must be a whole number, at least 1.")
-        if self.repeats > self.client_size:
-            raise InputError(f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it.")
-
-    @classmethod
-    def of(cls, partition: Partition, tensors: int) -> "Holding":
-        """Return the worst case over all examples and clients of a partition."""
-        return cls(
-            partition.examples,
-            int(partition.sizes.min()),
-            tensors,
-            max(1, int(partition.holders().max())),
-            max(1, int(partition.repeats().max())),
-            int(partition.sizes.max()),
-        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +47,7 @@ class Release:
 
 
 def release(
-    defense: "Defense", plan: Plan, holding: Holding, unit: Unit = "example", relation: Relation = "add_remove",
+    defense: Route, plan: Plan, holding: Holding, unit: Unit = "example", relation: Relation = "add_remove",
     tap: str = "update",
 ) -> Release:
     """Return what one participation of one holder tells of a unit, as seen at a tap.
@@ -133,39 +78,45 @@ def release(
     """
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
+    if local_rule(defense, tap) is not None:
+        raise InputError(
+            f"{defense.name} is locally private: its ε is pure and has no Gaussian events; see audit.statement."
+        )
     if (why := unbounded(defense, tap)) is not None:
         raise InputError(f"{defense.name} has no events at tap = {tap!r}, because {why[1].rstrip('.')}.")
-    found = []
-    for name, stage in noisy(defense, tap):
-        if uncovered(defense, tap, name) is not None:
+    releases = []
+    for place, says in noisy(defense, tap):
+        if uncovered(defense, tap, place) is not None:
             continue
-        if name in ("per_client", "on_arrival"):
-            found.append(_update_release(stage, holding, unit, relation))
-        elif name == "per_example" and (tap == "example" or hasattr(defense.per_example, "first")):
+        rules = defense.parts("per_example")
+        if place in ("per_client", "on_arrival"):
+            releases.append(_update_release(says, holding, unit, relation))
+        elif place == "per_example" and (tap == "example" or len(rules) > 1):
             # what follows the noise acts on every example by itself, so the batch's other draws do not cover it
-            found.append(_example_release(stage, plan, holding, unit, relation))
+            releases.append(_example_release(says, plan, holding, unit, relation))
         else:
-            clip = defense.per_example.clip if defense.per_example else None
-            found.append(_batch_release(name, stage, clip, plan, holding, unit, relation))
-    told = min(found, key=lambda told: told.mu)  # each is a bound by itself; the best one counts
+            clip = rules[0].says.clip if rules and rules[0].says else None
+            releases.append(_batch_release(place, says, clip, plan, holding, unit, relation))
+    told = min(releases, key=lambda one: one.mu)  # each is a bound by itself; the best one counts
     counts = counting(defense, tap)
     return told if counts is None else _counted(told, *counts, plan, holding, unit)
 
 
-def _counted(told: Release, name: str, rule: Any, plan: Plan, holding: Holding, unit: Unit) -> Release:
+def _counted(told: Release, place: str, says: Declaration, plan: Plan, holding: Holding, unit: Unit) -> Release:
     """Return what gradients and counts tell together: two Gaussian releases of the same unit are one in more space."""
-    uses, shift = _uses(plan, holding, unit)[:2] if name == "per_example" else (1, 1.0)
-    root, _ = _layers(rule.clip, holding)
-    mu = math.sqrt(uses) * shift * root / rule.count_scale
+    assert says.count_scale and says.clip is not None
+    uses, shift = _uses(plan, holding, unit)[:2] if place == "per_example" else (1, 1.0)
+    root, _ = _layers(says.clip, holding)
+    mu = math.sqrt(uses) * shift * root / says.count_scale
     reason = "counts", (
-        f"{uses} report(s) of counts with noise {rule.count_scale:g} tell μ = {mu:.3g} in one participation, beside "
+        f"{uses} report(s) of counts with noise {says.count_scale:g} tell μ = {mu:.3g} in one participation, beside "
         f"the gradients' {told.mu:.3g}; a unit moves a count by at most 1, removed or replaced."
     )
     return Release(math.sqrt(told.uses) / math.hypot(told.mu, mu), told.uses, (*told.reasons, reason))
 
 
-def _layers(clip: Any, holding: Holding) -> tuple[float, Reason]:
-    if getattr(clip, "scope", "layer") == "all":
+def _layers(clip: Clip, holding: Holding) -> tuple[float, Reason]:
+    if clip.scope == "all":
         return 1.0, ("clipping", "the whole gradient is clipped to C.")
     text = f"each of the M = {holding.tensors} tensors is clipped to C, so one gradient has a norm of up to C√M."
     return math.sqrt(holding.tensors), ("clipping", text)
@@ -178,18 +129,22 @@ def _largest_batch(plan: Plan, holding: Holding) -> int:
     return plan.batch_size
 
 
-def _relation(relation: Relation, stage: Any) -> tuple[float, Reason]:
-    if getattr(stage, "centred", False):
+def _relation(relation: Relation, noise: Noise) -> tuple[float, Reason]:
+    if noise.centred:
         return 2.0, ("relation", "gradients are centred before clipping: a zero gradient, too, may have the full norm.")
     if relation == "replace_one":
         return 2.0, ("relation", "a replaced unit moves a release from one end to the other: twice the norm.")
     return 1.0, ("relation", "the unit's place stays, with a zero gradient, and every divisor stays as it is.")
 
 
-def _example_release(stage: Any, plan: Plan, holding: Holding, unit: Unit, relation: Relation) -> Release:
-    root, clipping = _layers(stage.clip, holding)
-    factor, change = _relation(relation, stage)
-    std = mean_std(stage.noise_scale, 1.0, plan.batch_size, stage.divide_by) * math.sqrt(plan.batch_size)  # in C
+def _example_release(
+    says: Declaration, plan: Plan, holding: Holding, unit: Unit, relation: Relation
+) -> Release:
+    assert says.clip is not None and says.noise is not None
+    root, clipping = _layers(says.clip, holding)
+    factor, change = _relation(relation, says.noise)
+    mean = mean_std(says.noise.scale, 1.0, plan.batch_size, says.noise.divide_by)
+    std = mean * math.sqrt(plan.batch_size)  # in units of C
     z = std / (root * factor)
     drawn = plan.batch_sampling in ("with_replacement", "poisson")
     batch = _largest_batch(plan, holding)
@@ -200,22 +155,23 @@ def _example_release(stage: Any, plan: Plan, holding: Holding, unit: Unit, relat
 
 
 def _batch_release(
-    name: str, stage: Any, clip: Any, plan: Plan, holding: Holding, unit: Unit, relation: Relation
+    place: str, says: Declaration, clip: Clip | None, plan: Plan, holding: Holding, unit: Unit, relation: Relation
 ) -> Release:
+    assert says.clip is not None and says.noise is not None and clip is not None
     root, clipping = _layers(clip, holding)
-    factor, change = _relation(relation, stage)
+    factor, change = _relation(relation, says.noise)
     # noise is scaled with the stage's own bound, the gradient obeys the clip's: the worst round counts
-    ratio = min(stage.clip.bound(t) / clip.bound(t) for t in range(plan.rounds))
-    std = mean_std(stage.noise_scale, 1.0, plan.batch_size, stage.divide_by) * ratio  # in units of C
+    ratio = min(says.clip.bound(t) / clip.bound(t) for t in range(plan.rounds))
+    std = mean_std(says.noise.scale, 1.0, plan.batch_size, says.noise.divide_by) * ratio  # in units of C
     z = std * plan.batch_size / (root * factor)
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
     reasons = [clipping, change, ("noise", text)]
     varying = plan.batch_sampling == "poisson"
-    if name == "per_example" and varying:
+    if place == "per_example" and varying:
         z /= math.sqrt(plan.batch_size)  # a batch of one carries one draw
         reasons.append(("noise drawn per example", "a Poisson batch may hold one example and then carries one draw."))
     uses, shift, why = _uses(plan, holding, unit)
-    if name == "per_example" and varying:
+    if place == "per_example" and varying:
         shift = math.sqrt(shift)  # more examples bring more draws
     return Release(z / shift, uses, (*reasons, *why))
 
@@ -241,19 +197,20 @@ def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Re
     return passes, shift, reasons
 
 
-def _update_release(stage: Any, holding: Holding, unit: Unit, relation: Relation) -> Release:
-    root, clipping = _layers(stage.clip, holding)
-    factor, change = _relation(relation, stage)
+def _update_release(says: Declaration, holding: Holding, unit: Unit, relation: Relation) -> Release:
+    assert says.clip is not None and says.noise is not None
+    root, clipping = _layers(says.clip, holding)
+    factor, change = _relation(relation, says.noise)
     reasons = [clipping, change]
     if unit == "example" and factor == 1:
         factor = 2.0
         reasons[-1] = ("relation", "one example may turn a client's clipped update from one end to the other.")
-    z = stage.noise_scale * stage.scale / (root * factor)
+    z = says.noise.scale * says.noise.factor / (root * factor)
     return Release(z, 1, (*reasons, ("uses", "a client's update is released once in a participation.")))
 
 
 def events(
-    defense: "Defense", plan: Plan, holding: Holding, *, unit: Unit = "example", relation: Relation = "add_remove",
+    defense: Route, plan: Plan, holding: Holding, *, unit: Unit = "example", relation: Relation = "add_remove",
     tap: str = "update", participations: int | None = None,
 ) -> tuple[Event, ...]:
     """Return the accounting events of a training.
@@ -263,11 +220,16 @@ def events(
     defense, plan, holding, unit, relation, tap
         As `release`.
     participations : int or None
-        A number: the adversary sees who takes part, and a holder of the unit did so this many times; no sampling
-        is left. None: it does not see it; one event of rate K_t/K a round, for one holder.
+        A number: the adversary sees who takes part, and a holder of the unit did so this many times; the sampling of
+        clients hides nothing. None: it does not see it; one event of rate K_t/K a round, for one holder. Where every
+        client always takes part (K_t = K), there is nothing to see.
 
     Notes
     -----
+    Inside a participation, batches drawn anew count at rate B/n where that is proved: L events a participation, each
+    of rate B/n, if they are ``poisson`` (or ``with_replacement``, under ``replace_one``), the example stands once at
+    its client, and only the batch carries noise. With K_t = K this is plain DP-SGD.
+
     With ``None`` and ``unit="example"`` an accountant's ε is *exact where the rest of the client's gradients is
     zero, and no bound otherwise*: the client's other examples can show that it takes part, and then only δ shrinks by
     K_t/K, not ε (`fl_privacy_lib.audit.visible_participation`).
@@ -285,15 +247,51 @@ def events(
     >>> (event,) = fed_cdp("batch").events(plan, Holding(50_000, 500, 1))
     >>> event.sampling_rate, event.noise_multiplier, event.uses
     (0.1, 6.0, 100)
+
+    Plain DP-SGD is one client that never leaves:
+
+    >>> central = Plan(1, 1, 1, 100, 10, batch_sampling="poisson", local_lr=0.05)
+    >>> (event,) = fed_cdp("batch", noise_scale=1.0, scope="all").events(central, Holding(1000, 1000, 3))
+    >>> event.sampling_rate, event.noise_multiplier, event.uses
+    (0.01, 1.0, 100)
     """
     told = release(defense, plan, holding, unit, relation, tap)
-    if participations is None and plan.client_sampling == "one_pass":  # once an epoch, and all may know when
-        participations = -(-plan.rounds // (plan.clients // plan.participants))
-    if participations is not None:
-        if isinstance(participations, bool) or participations != int(participations) or participations < 1:
-            raise InputError(f"participations = {participations!r} must be a whole number, at least 1.")
-        uses = int(participations) * told.uses
+    if participations is None:
+        participations = _certain_participations(plan)
+    if participations is None:
+        z = 1 / told.mu  # the uses of one participation together
+        clients: Sampling = "fixed" if plan.client_sampling == "fixed" else "poisson"
+        return (Event(plan.client_rate, z, unit, relation, uses=plan.rounds, sampling=clients),)
+    whole(1, participations=participations)
+    uses = int(participations) * told.uses
+    batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
+    if batches is None:
         return (Event(1.0, told.noise_multiplier, unit, relation, uses=uses, sampling="none"),)
-    rate, z = plan.client_rate, 1 / told.mu  # the uses of one participation together
-    kind: Sampling = "fixed" if plan.client_sampling == "fixed" else "poisson"
-    return (Event(rate, z, unit, relation, uses=plan.rounds, sampling="none" if rate == 1 else kind),)
+    rate = plan.batch_size / holding.client_size
+    return (Event(rate, told.noise_multiplier, unit, relation, uses=uses, sampling=batches),)
+
+
+def _certain_participations(plan: Plan) -> int | None:
+    """Return how often a client takes part where that is no secret: always, or once an epoch; else None."""
+    if plan.client_rate == 1:
+        return plan.rounds
+    if plan.client_sampling == "one_pass":
+        return -(-plan.rounds // (plan.clients // plan.participants))
+    return None
+
+
+def _sampled_batches(
+    defense: Route, plan: Plan, holding: Holding, unit: Unit, relation: Relation, tap: str
+) -> Sampling | None:
+    """Return the sampling that amplifies each batch inside a participation, or None where none is proved.
+
+    Batches drawn anew hide whether an example is in them, at rate B/n, if the batch's noise is the only one and the
+    example stands once at the client. Sampling without replacement is bounded under ``replace_one`` only.
+    """
+    once = unit == "example" and holding.repeats == 1 and plan.batch_size < holding.client_size
+    noise_per_batch = [place for place, _ in noisy(defense, tap)] == ["per_batch"]
+    if not (once and noise_per_batch):
+        return None
+    if plan.batch_sampling == "poisson":
+        return "poisson"
+    return "fixed" if plan.batch_sampling == "with_replacement" and relation == "replace_one" else None

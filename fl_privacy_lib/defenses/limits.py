@@ -1,48 +1,61 @@
 """Where no ε holds: the ways in which noise before a tap fails to cover what one unit can change."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
 from fl_privacy_lib._checks import one_of
+from fl_privacy_lib.defenses.stage import STAGES, TAPS, Declaration, Part, Route
 
-if TYPE_CHECKING:
-    from fl_privacy_lib.defenses.route import Defense
-
-ORDER = ("example", "batch", "update", "received", "aggregate")  # the taps, each after the stage of the same place
 SENSITIVITIES = ("bound", "l2_max", "median")
-_STAGES = ("per_example", "per_batch", "per_client", "on_arrival")
 _STATISTICS = {"l2_max": "largest gradient norm", "median": "median gradient norm"}
+_LOCAL = ("per_example", "per_batch")
 
 Reason = tuple[str, str]
+Rule = tuple[str, Declaration]  # the place of a rule, and what it says of itself
 
 
-def inner(stage: Any) -> Any:
-    """Return the stage that a guarantee rests on: the first one, where others follow at the same place."""
-    while hasattr(stage, "first"):
-        stage = stage.first
-    return stage
+def places_before(tap: str) -> tuple[str, ...]:
+    """Return the places that a gradient passes until a tap; on_aggregate, which sees releases only, is left out."""
+    return STAGES[: TAPS.index(tap) + 1][:4]
 
 
-def before(defense: "Defense", tap: str) -> Iterator[tuple[str, Any]]:
-    """Yield (name, stage) of the filled stages up to a tap."""
-    for name in _STAGES[: ORDER.index(tap) + 1]:
-        if getattr(defense, name) is not None:
-            yield name, getattr(defense, name)
+def parts_before(defense: Route, tap: str) -> list[Part]:
+    """Return the rules that a gradient passes until a tap, in their order."""
+    return [part for place in places_before(tap) for part in defense.parts(place)]
 
 
-def noisy(defense: "Defense", tap: str) -> list[tuple[str, Any]]:
-    """Return the stages up to a tap that add noise scaled with a bound."""
-    return [(name, inner(stage)) for name, stage in before(defense, tap) if getattr(inner(stage), "noise_scale", 0)]
+def leading(defense: Route, tap: str) -> list[Rule]:
+    """Return the first rule at each place before a tap: a guarantee rests on these, what follows acts on them."""
+    firsts = [defense.parts(place)[:1] for place in places_before(tap)]
+    return [(part.place, part.says) for (part,) in filter(None, firsts) if part.says is not None]
 
 
-def counting(defense: "Defense", tap: str) -> tuple[str, Any] | None:
-    """Return (stage's name, rule) of the rule that reports counts before a tap, or None."""
-    rules = [(name, getattr(inner(stage), "rule", None)) for name, stage in before(defense, tap)]
-    return next(((name, rule) for name, rule in rules if hasattr(rule, "count_scale")), None)
+def noisy(defense: Route, tap: str) -> list[Rule]:
+    """Return the leading rules that add noise scaled with a level, not of a fixed size."""
+    return [(place, says) for place, says in leading(defense, tap) if says.noise and says.noise.level != "fixed"]
 
 
-def unbounded(defense: "Defense", tap: str, sensitivity: str | None = None) -> Reason | None:
-    """Return why no ε holds for who reads this tap, or None if one does.
+def counting(defense: Route, tap: str) -> Rule | None:
+    """Return the first leading rule before a tap that reports counts beside the gradient, or None."""
+    return next((rule for rule in leading(defense, tap) if rule[1].count_scale is not None), None)
+
+
+def local_rule(defense: Route, tap: str) -> Declaration | None:
+    """Return what the first locally private rule before a tap says, or None."""
+    return next((says for _, says in leading(defense, tap) if says.local is not None), None)
+
+
+def silent(defense: Route, tap: str) -> Reason | None:
+    """Return why nothing is proved where a rule before the tap does not say what it does, else None."""
+    for place, name, says in parts_before(defense, tap):
+        if says is None:
+            return (
+                "no proof",
+                f"{name} at {place} does not say what it clips and how much noise it adds, so nothing is proved of "
+                "what passes it: ε = ∞ until it is a fl_privacy_lib.defenses.Stage that declares both.",
+            )
+    return None
+
+
+def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reason | None:
+    """Return why no Gaussian ε holds for who reads this tap, or None if one does.
 
     Parameters
     ----------
@@ -50,13 +63,15 @@ def unbounded(defense: "Defense", tap: str, sensitivity: str | None = None) -> R
     tap : {'example', 'batch', 'update', 'received', 'aggregate'}
     sensitivity : {'bound', 'l2_max', 'median'} or None
         What the noise is scaled with: a bound known beforehand, or the largest or median norm in the batch itself.
-        None: as the stages say (an attribute ``sensitivity``, of the stage or its rule; absent means 'bound').
+        None: as the stages declare.
     """
-    one_of(ORDER, tap=tap)
-    found = noisy(defense, tap)
-    if not found:
+    one_of(TAPS, tap=tap)
+    if (why := silent(defense, tap)) is not None:
+        return why
+    rules = noisy(defense, tap)
+    if not rules:
         return _no_noise(defense, tap)
-    reasons = [uncovered(defense, tap, name, sensitivity) for name, _ in found]
+    reasons = [uncovered(defense, tap, place, sensitivity) for place, _ in rules]
     if all(reasons):
         return reasons[0]
     counts = counting(defense, tap)
@@ -65,51 +80,43 @@ def unbounded(defense: "Defense", tap: str, sensitivity: str | None = None) -> R
     return None
 
 
-def uncovered(defense: "Defense", tap: str, name: str, sensitivity: str | None = None) -> Reason | None:
-    """Return why the noise of one stage covers nothing, or None if it does by itself; parameters as in `unbounded`."""
-    local = name in ("per_example", "per_batch")
-    for _, stage in (pair for pair in noisy(defense, tap) if (pair[0] in ("per_example", "per_batch")) == local):
-        rule = getattr(stage, "rule", None)
-        kind = sensitivity or str(getattr(stage, "sensitivity", getattr(rule, "sensitivity", "bound")))
-        one_of(SENSITIVITIES, sensitivity=kind)
-        if kind != "bound":
+def uncovered(defense: Route, tap: str, place: str, sensitivity: str | None = None) -> Reason | None:
+    """Return why the noise at one place covers nothing, or None if it does by itself; parameters as in `unbounded`."""
+    local = place in _LOCAL
+    for _, says in (rule for rule in noisy(defense, tap) if (rule[0] in _LOCAL) == local):
+        assert says.noise is not None
+        level = sensitivity or says.noise.level
+        one_of(SENSITIVITIES, sensitivity=level)
+        if level != "bound":
             return (
                 "the noise level is private",
-                f"the noise is scaled with the {_STATISTICS[kind]} of the private batch, and its level can be "
+                f"the noise is scaled with the {_STATISTICS[level]} of the private batch, and its level can be "
                 "seen: with all gradients 0 on one side there is no noise at all, so δ = 1 for every ε. "
                 "See `fl_privacy_lib.audit.l2_max_epsilon` for what a change of a few percent already gives.",
             )
-    own = inner(getattr(defense, name))
-    if not getattr(own, "clip", None):
-        return "no clipping", f"the noise of {type(own).__name__} covers no bound, since it clips nothing: ε = ∞."
-    return _not_clipped(defense) if name == "per_batch" else None
+    first = defense.parts(place)[0]
+    if first.says is None or first.says.clip is None:
+        return "no clipping", f"the noise of {first.name} covers no bound, since it clips nothing: ε = ∞."
+    return _not_clipped(defense, first.says) if place == "per_batch" else None
 
 
-def _not_clipped(defense: "Defense") -> Reason | None:
+def _not_clipped(defense: Route, late: Declaration) -> Reason | None:
     """Return why noise on the batch mean covers nothing, or None where every example's gradient keeps to its bound."""
-    first, *rest = _chain(defense.per_example)
-    if not getattr(first, "clip", None):
+    first, *rest = [part.says or Declaration() for part in defense.parts("per_example")] or [Declaration()]
+    if first.clip is None:
         return "no clipping", "the noise covers no bound, since no example's gradient is clipped: ε = ∞."
-    if getattr(first, "rule", None) != getattr(inner(defense.per_batch), "rule", None):
+    if first.rule != late.rule:
         return "two bounds", "the bound that clips an example is not the one that the noise is scaled with: ε = ∞."
-    kept = getattr(first, "noise_scale", 0.0) == 0 and all(getattr(s, "shrinks", False) for s in rest)
-    if rest and not kept:
+    if rest and (first.noise is not None or not all(says.shrinks for says in rest)):
         return "no bound after clipping", "what follows the clipping may enlarge what was clipped: ε = ∞."
     return None
 
 
-def _no_noise(defense: "Defense", tap: str) -> Reason:
-    if any(getattr(s, "std", 0) for _, stage in before(defense, tap) for s in _chain(stage)):
+def _no_noise(defense: Route, tap: str) -> Reason:
+    if any(part.says and part.says.noise for part in parts_before(defense, tap)):
         return (
             "noise without a bound",
             f"the noise that {defense.name} adds is a fixed number for each coordinate, and nothing limits what one "
             "example can change: ε = ∞.",
         )
     return "no noise before the tap", f"nothing that {defense.name} adds stands before the tap '{tap}': ε = ∞."
-
-
-def _chain(stage: Any) -> list[Any]:
-    """Return the stages at one place, in their order."""
-    if not hasattr(stage, "first"):
-        return [stage]
-    return [*_chain(stage.first), *_chain(stage.then)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fl_privacy_lib._checks import one_of
+from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.defenses.clipping import Gradient, scaled
 
 DIVISORS = ("sqrt_batch", "batch", "none")
@@ -51,7 +51,19 @@ def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
 def draws(
     like: Gradient, generators: Sequence[torch.Generator], draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 ) -> Gradient:
-    """Return random tensors of the shapes of `like` [clients, …], each row drawn from its client's own generator."""
+    """Return random tensors of the shapes of `like` [clients, …], each row drawn from its client's own generator.
+
+    Raises
+    ------
+    InputError
+        Unless there is one generator for each client; an attacker's replay has none.
+    """
+    clients = len(next(iter(like.values()))) if like else 0
+    if len(generators) != clients:
+        raise InputError(
+            f"noise for {clients} client(s) is asked of {len(generators)} generator(s): a stage's noiseless() form "
+            "must draw nothing, and where many clients share one generator a stage must draw for all of them at once."
+        )
     return {
         name: torch.stack([draw(row, g) for row, g in zip(tensor, generators, strict=True)])
         for name, tensor in like.items()

@@ -28,6 +28,9 @@ from fl_privacy_lib.defenses.values import (
 __all__ = ["Compressed", "Duchi", "Flat", "Hybrid", "Laplace", "Perturbation", "Piecewise", "random_projection"]
 
 
+FLAT_READINGS = ("calibrated", "published")
+
+
 @dataclass(frozen=True)
 class Flat:
     """All d coordinates under one ε, as the solutions without selection do.
@@ -42,8 +45,8 @@ class Flat:
     scaled : bool
         False leaves out d/sampled: a control arm, whose mean is sampled/d times the value.
     outside : {'refuse', 'clip'}, see `Perturbation`
-    calibrated : bool
-        Concerns Duchi with an even d alone: the published form is not ε-LDP then, see Notes. True: ε-LDP.
+    reading : {'calibrated', 'published'}
+        Concerns Duchi with an even d alone: the published form is not ε-LDP then, see Notes.
 
     Notes
     -----
@@ -57,7 +60,7 @@ class Flat:
     --------
     >>> [Flat(Piecewise, epsilon, d=100).sampled for epsilon in (1, 4, 10)]
     [1, 1, 4]
-    >>> round(Flat(Duchi, 1.0, d=100).output_bound(), 2)
+    >>> round(Flat(Duchi, 1.0, d=100, reading="published").output_bound(), 2)
     29.35
     """
 
@@ -66,13 +69,14 @@ class Flat:
     d: int
     scaled: bool = True
     outside: str = "refuse"
-    calibrated: bool = False
+    reading: str = "calibrated"
 
     _TOGETHER: ClassVar[tuple[type[Perturbation], ...]] = (Duchi, Laplace)
 
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon)
         one_of(OUTSIDE, outside=self.outside)
+        one_of(FLAT_READINGS, reading=self.reading)
         if self.d < 1:
             raise InputError(f"d = {self.d} must be at least 1: the number of coordinates.")
         if not self.scaled and self.mechanism in self._TOGETHER:
@@ -125,7 +129,7 @@ class Flat:
     def weights(self) -> tuple[float, float, float]:
         """Return how likely one s is, relatively, for s·v > 0, = 0 and < 0 (Duchi's vectors)."""
         down = math.exp(-self.epsilon)
-        return 1.0, down if self.calibrated else 1 + down, down
+        return 1.0, down if self.reading == "calibrated" else 1 + down, down
 
     @property
     def _tie_share(self) -> float:

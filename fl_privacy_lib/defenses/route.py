@@ -9,67 +9,38 @@ filling of these stages, and every adversary reads one tap: type 2 is ``example`
 Taught in notebook 01.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms, scaled
 from fl_privacy_lib.defenses.events import Holding, events
 from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std
+from fl_privacy_lib.defenses.stage import (
+    STAGES,
+    TAPS,
+    THREAT_TYPES,
+    ClientContext,
+    Context,
+    Declaration,
+    Noise,
+    Part,
+    Stage,
+    parts,
+    without_noise,
+)
 from fl_privacy_lib.sampling import Plan
 
-STAGES = ("per_example", "per_batch", "per_client", "on_arrival", "on_aggregate")
-TAPS = ("example", "batch", "update", "received", "aggregate")
-THREAT_TYPES = {"type_2": "example", "type_1": "update", "type_0": "received"}
-
-
-@dataclass
-class Context:
-    """What a stage may use besides the values. At the server it holds no examples: nothing can leak by accident.
-
-    Attributes
-    ----------
-    round : int
-    clients : ids, in the order of the values' leading axis
-    weights : [clients], the weight of each client in the aggregate (sums to 1 over the round)
-    generators : one for each client, keyed by (seed, round, client); the server has one of its own, alone. Clients
-        that are simulated together (`federated.crowd`) share a single one.
-    state : the defence's memory between rounds
-    reports : sums of side values, filled by `report` at the clients, read at the server
-    """
-
-    round: int
-    clients: Sequence[int]
-    generators: Sequence[torch.Generator]
-    weights: torch.Tensor | None = None
-    state: dict[str, Any] = field(default_factory=dict)
-    reports: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def report(self, name: str, value: torch.Tensor) -> None:
-        """Add a side value to the sum that ``on_aggregate`` reads. It is a release of its own: count it."""
-        self.reports[name] = self.reports.get(name, torch.zeros_like(value)) + value
-
-
-@dataclass
-class ClientContext(Context):
-    """A context at the client: it knows the iteration, the model, the examples and their gradients' norms."""
-
-    iteration: int = 0
-    batch_size: int = 0
-    model: torch.nn.Module | None = None
-    examples: tuple[torch.Tensor, torch.Tensor] | None = None
-    norms: Gradient | None = None
-
-
-Stage = Callable[[Gradient, Any], Gradient]
+__all__ = [
+    "STAGES", "TAPS", "THREAT_TYPES", "BatchNoise", "ClientContext", "ClipAndNoiseUpdate", "Context", "Defense",
+    "PerExample", "Stage", "Then",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class PerExample:
+class PerExample(Stage):
     """The per-example stage, as data: an engine may fuse it, a tap runs it on materialised gradients.
 
     Parameters
@@ -90,6 +61,15 @@ class PerExample:
         if self.noise_scale and self.clip is None:
             raise InputError(f"noise_scale = {self.noise_scale} needs a bound to scale with: give a clip.")
 
+    def declare(self) -> Declaration:
+        """Return the clip and the noise per example."""
+        noise = Noise(self.noise_scale, divide_by=self.divide_by) if self.noise_scale else None
+        return Declaration(self.clip, noise)
+
+    def noiseless(self) -> "PerExample":
+        """Return the clip alone."""
+        return replace(self, noise_scale=0.0)
+
     def example_std(self, batch_size: int, round: int = 0) -> float:
         """Return the noise's standard deviation per coordinate of one example's gradient.
 
@@ -109,7 +89,7 @@ class PerExample:
 
 
 @dataclass(frozen=True)
-class BatchNoise:
+class BatchNoise(Stage):
     """Noise on the batch mean, scaled with a clipping bound that the per-example stage has enforced."""
 
     clip: Clip
@@ -120,6 +100,14 @@ class BatchNoise:
         in_range(0, float("inf"), noise_scale=self.noise_scale)
         one_of(DIVISORS, divide_by=self.divide_by)
 
+    def declare(self) -> Declaration:
+        """Return the noise, and the bound that it is scaled with."""
+        return Declaration(self.clip, Noise(self.noise_scale, divide_by=self.divide_by) if self.noise_scale else None)
+
+    def noiseless(self) -> "BatchNoise":
+        """Return the stage that adds nothing."""
+        return replace(self, noise_scale=0.0)
+
     def __call__(self, values: Gradient, ctx: ClientContext) -> Gradient:
         """Return batch means [clients, …] with noise of `mean_std`."""
         std = mean_std(self.noise_scale, self.clip.bound(ctx.round), ctx.batch_size, self.divide_by)
@@ -127,7 +115,7 @@ class BatchNoise:
 
 
 @dataclass(frozen=True)
-class ClipAndNoiseUpdate:
+class ClipAndNoiseUpdate(Stage):
     """Clip every client's update and add noise of standard deviation σC·scale per coordinate."""
 
     clip: Clip
@@ -137,6 +125,15 @@ class ClipAndNoiseUpdate:
     def __post_init__(self) -> None:
         in_range(0, float("inf"), noise_scale=self.noise_scale, scale=self.scale)
 
+    def declare(self) -> Declaration:
+        """Return the clip and the noise of an update."""
+        noise = Noise(self.noise_scale, factor=self.scale) if self.noise_scale * self.scale else None
+        return Declaration(self.clip, noise)
+
+    def noiseless(self) -> "ClipAndNoiseUpdate":
+        """Return the clip alone."""
+        return replace(self, noise_scale=0.0)
+
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …], clipped and noised."""
         clipped = self.clip(values, leading=1, round=ctx.round)
@@ -144,37 +141,30 @@ class ClipAndNoiseUpdate:
 
 
 @dataclass(frozen=True)
-class Then:
-    """Two rules at one stage, one after the other; a guarantee rests on the first."""
+class Then(Stage):
+    """Two rules at one place, one after the other; a guarantee rests on the first."""
 
-    first: Any
+    first: Stage
     then: Stage
 
-    @property
-    def clip(self) -> Clip | None:
-        """The first rule's clip."""
-        return getattr(self.first, "clip", None)
+    def parts(self) -> tuple[Stage, ...]:
+        """Return all rules at this place, in their order."""
+        return tuple(
+            part for stage in (self.first, self.then)
+            for part in (stage.parts() if isinstance(stage, Stage) else (stage,))
+        )  # fmt: skip
 
-    @property
-    def noise_scale(self) -> float:
-        """The first rule's σ."""
-        return getattr(self.first, "noise_scale", 0.0)
+    def declare(self) -> Declaration:
+        """Refuse: who counts has to look at the parts."""
+        raise TypeError("Then has no declaration of its own; ask for its parts().")
+
+    def noiseless(self) -> "Then":
+        """Return both rules without their noise."""
+        return Then(without_noise(self.first, "first"), without_noise(self.then, "then"))
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return the values after both rules."""
         return self.then(self.first(values, ctx), ctx)
-
-
-NOISE = ("noise_scale", "count_scale", "std")  # the fields that say how much noise a stage or its rule adds
-
-
-def quiet(stage: Any) -> Any:
-    """Return a stage without its noise; its rule and what follows it, too."""
-    if not is_dataclass(stage) or isinstance(stage, type):
-        return stage
-    found = {f.name: getattr(stage, f.name) for f in fields(stage)}
-    parts = {name: quiet(found[name]) for name in ("first", "then", "rule") if name in found}
-    return replace(stage, **parts, **{name: 0.0 for name in NOISE if name in found})
 
 
 @dataclass(frozen=True)
@@ -184,35 +174,90 @@ class Defense:
     Parameters
     ----------
     name : str, as in the published tables where the method stands there
-    per_example : PerExample or None; data, not a function
-        Or a callable of one's own with the attributes `clip` and `noise_scale`, which takes whole gradients and the
-        generic path.
-    per_batch, per_client, on_arrival, on_aggregate : ``stage(values, ctx) -> values`` or None
-        The leading axis is [clients, …]; for on_aggregate it is a single row, the weighted mean.
+    per_example : Stage or None
+        `PerExample` is data that an engine may fuse; any other rule takes whole gradients and the generic path.
+    per_batch, per_client, on_arrival, on_aggregate : Stage or None
+        Or any ``stage(values, ctx) -> values``; what is not a `Stage` runs, but has no proof and no noiseless form.
     begin_client : ``begin_client(ctx)`` or None, draws what one participation shares
     initial_state : ``initial_state() -> dict`` or None, the memory at round 0
     """
 
     name: str
-    per_example: PerExample | Any | None = None
-    per_batch: Stage | None = None
-    per_client: Stage | None = None
-    on_arrival: Stage | None = None
-    on_aggregate: Stage | None = None
+    per_example: Any | None = None
+    per_batch: Any | None = None
+    per_client: Any | None = None
+    on_arrival: Any | None = None
+    on_aggregate: Any | None = None
     begin_client: Callable[[ClientContext], None] | None = None
     initial_state: Callable[[], dict[str, Any]] | None = None
+
+    def apply(self, place: str, values: Gradient, ctx: Any) -> Gradient:
+        """Return the values behind the stage at a place; as they are, where nothing fills it."""
+        stage = getattr(self, place)
+        return stage(values, ctx) if stage else values
+
+    def local_step(self, gradients: Gradient, ctx: ClientContext) -> tuple[Gradient, Gradient]:
+        """Return what stands at the taps ``example`` and ``batch`` in one local iteration.
+
+        Parameters
+        ----------
+        gradients : tensors [clients, batch, …]
+        ctx : its batch_size divides the sum, also where sampling made the batch larger or smaller
+
+        Returns
+        -------
+        example : tensors [clients, batch, …], after per_example
+        batch : tensors [clients, …], after per_batch
+        """
+        example = self.apply("per_example", gradients, ctx)
+        mean = {name: g.sum(1) / ctx.batch_size for name, g in example.items()}
+        return example, self.apply("per_batch", mean, ctx)
+
+    def reach(self, tap: str, gradients: Gradient, ctx: ClientContext, step: float) -> Gradient:
+        """Return what example gradients become until a tap at a client or on arrival, in one local iteration.
+
+        Parameters
+        ----------
+        tap : {'example', 'batch', 'update', 'received'}
+        gradients : tensors [clients, batch, …]
+        step : float, what a batch mean is multiplied with to become an update
+
+        Returns
+        -------
+        tensors [clients, batch, …] at ``example``, else [clients, …]
+        """
+        if tap == "example":
+            return self.apply("per_example", gradients, ctx)
+        _, values = self.local_step(gradients, ctx)
+        if tap == "batch":
+            return values
+        update = self.apply("per_client", {name: step * v for name, v in values.items()}, ctx)
+        return self.apply("on_arrival", update, ctx) if tap == "received" else update
+
+    def parts(self, place: str) -> tuple[Part, ...]:
+        """Return the rules at a place, in their order, with what each says of itself."""
+        return parts(getattr(self, place), place)
 
     def public(self) -> dict[str, Any]:
         """Return what every attacker is told: the filled stages and their settings.
 
         Nothing secret can be in it, since all draws come from generators that the simulation keeps.
         """
-        filled = {stage: getattr(self, stage) for stage in STAGES if getattr(self, stage) is not None}
-        return {"name": self.name} | filled
+        return {"name": self.name} | self._filled()
 
     def noiseless(self) -> "Defense":
-        """Return the same defence with every noise scale at zero: what an adaptive attacker can replay."""
-        return replace(self, **{stage: quiet(getattr(self, stage)) for stage in STAGES})
+        """Return the same defence without its noise: what an adaptive attacker can replay.
+
+        Raises
+        ------
+        InputError
+            If a stage does not say what it is without its noise.
+        """
+        stages: dict[str, Any] = {place: without_noise(stage, place) for place, stage in self._filled().items()}
+        return replace(self, **stages)
+
+    def _filled(self) -> dict[str, Any]:
+        return {place: getattr(self, place) for place in STAGES if getattr(self, place) is not None}
 
     def events(self, plan: Plan, holding: Holding, **reading: Any) -> tuple[Event, ...]:
         """Return the accounting events of this defence under a plan; see `fl_privacy_lib.defenses.events.events`."""

@@ -22,7 +22,7 @@ from fl_privacy_lib.accounting.events import Floats
 
 CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
 LARGEST_EPSILON = 500.0  # beyond it e^-ε is no number, and a law would read as if it hid nothing
-READINGS = ("e_eps", "e_half_eps")
+READINGS = ("e_eps", "e_half_eps", "calibrated")
 
 
 class Selection:
@@ -164,10 +164,9 @@ class PerturbedEncoding(_Group):
     ----------
     epsilon : float, in (0, 500]
     k : int, ≥ 1; the same for all clients, as P(none) shows the number of ones
-    reading : {'e_eps', 'e_half_eps'}
-        The paper's p is lost: e^ε/(1 + e^ε), or e^{ε/2}/(1 + e^{ε/2}).
-    calibrated : bool
-        True: the p with which the mechanism is exactly ε-LDP for the given d and k, whatever the reading.
+    reading : {'calibrated', 'e_eps', 'e_half_eps'}
+        'calibrated': the p with which the mechanism is exactly ε-LDP for the given d and k. The paper's p is lost; the
+        other two read it as e^ε/(1 + e^ε), or e^{ε/2}/(1 + e^{ε/2}).
 
     Notes
     -----
@@ -178,16 +177,15 @@ class PerturbedEncoding(_Group):
 
     Examples
     --------
-    >>> PerturbedEncoding(1.0, k=1).law([1, 0], d=2).round(4)
+    >>> PerturbedEncoding(1.0, k=1, reading="e_eps").law([1, 0], d=2).round(4)
     array([0.6328, 0.1706, 0.1966])
-    >>> round(PerturbedEncoding(1.0, k=12, calibrated=True).keep_probability(123), 4)
+    >>> round(PerturbedEncoding(1.0, k=12).keep_probability(123), 4)
     0.7287
     """
 
     epsilon: float
     k: int
-    reading: str = "e_eps"
-    calibrated: bool = False
+    reading: str = "calibrated"
     name: ClassVar[str] = "pe"
 
     def __post_init__(self) -> None:
@@ -197,7 +195,7 @@ class PerturbedEncoding(_Group):
 
     def log_odds(self, d: int) -> float:
         """Return ln(p/(1 - p)) of a bit's being kept, in nats: d matters only if calibrated."""
-        if self.calibrated:
+        if self.reading == "calibrated":
             return _calibrated(self.epsilon, self.k, d)
         return self.epsilon if self.reading == "e_eps" else self.epsilon / 2
 

@@ -6,23 +6,17 @@ None bounds what one example can change, so alone none has an ε, whatever noise
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from fl_privacy_lib._checks import in_range, one_of, positive
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import add_noise, draws, laplace, normal
+from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage, Transformation
 
 LAWS = {"gaussian": normal, "laplace": laplace}
-
-
-class _Transformation:
-    """What the stages of a route are asked for: there is no bound, and no noise that one covers."""
-
-    clip: ClassVar[None] = None
-    noise_scale: ClassVar[float] = 0.0
 
 
 def part(fraction: float, size: int) -> int:
@@ -60,7 +54,7 @@ def _top(flat: torch.Tensor, keep: Callable[[int], int]) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Pruned(_Transformation):
+class Pruned(Transformation):
     """Set the smallest coordinates of a gradient to zero.
 
     Parameters
@@ -85,11 +79,14 @@ class Pruned(_Transformation):
     fraction: float
     scope: str = "all"
     leading: int = 1
-    shrinks: ClassVar[bool] = True  # a clipped gradient stays within its bound
 
     def __post_init__(self) -> None:
         in_range(0, 1, fraction=self.fraction)
         one_of(["all", "layer"], scope=self.scope)
+
+    def declare(self) -> Declaration:
+        """Return that a clipped gradient stays within its bound."""
+        return Declaration(shrinks=True)
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return gradients [*leading axes, …] with the other coordinates at zero."""
@@ -99,7 +96,7 @@ class Pruned(_Transformation):
 
 
 @dataclass(frozen=True)
-class RandomNoise(_Transformation):
+class RandomNoise(Stage):
     """Add noise of a fixed size to every coordinate, whatever the gradient's size.
 
     Parameters
@@ -121,13 +118,21 @@ class RandomNoise(_Transformation):
         in_range(0, math.inf, std=self.std)
         one_of(LAWS, law=self.law)
 
+    def declare(self) -> Declaration:
+        """Return the noise, which no bound goes with."""
+        return Declaration(noise=Noise(self.std, "fixed") if self.std else None)
+
+    def noiseless(self) -> "RandomNoise":
+        """Return the stage that adds nothing."""
+        return replace(self, std=0.0)
+
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return gradients [clients, …] plus independent noise."""
         return add_noise(gradients, self.std, ctx.generators, LAWS[self.law])
 
 
 @dataclass(frozen=True)
-class Selective(_Transformation):
+class Selective(Stage):
     """Share a random part of the coordinates whose magnitude passes a threshold (DSSGD).
 
     Parameters
@@ -162,10 +167,13 @@ class Selective(_Transformation):
         if self.limit is not None:
             positive(limit=self.limit)
 
-    @property
-    def shrinks(self) -> bool:
-        """Whether a clipped gradient stays within its bound."""
-        return self.std == 0
+    def declare(self) -> Declaration:
+        """Return the noise, which no bound goes with; without it a clipped gradient stays within its bound."""
+        return Declaration(noise=Noise(self.std, "fixed") if self.std else None, shrinks=self.std == 0)
+
+    def noiseless(self) -> "Selective":
+        """Return the same sharing without noise; a replay, which has no generators, does not draw the share either."""
+        return replace(self, std=0.0)
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return gradients [clients, …] with everything that is not shared at zero."""

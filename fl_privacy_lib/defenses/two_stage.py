@@ -13,14 +13,26 @@ import torch
 
 from fl_privacy_lib._checks import InputError, in_range, positive
 from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.route import Context, Defense
+from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.stage import Context, Declaration, Stage
 
 Select = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # scores [n, d] → coordinates [n], −1: none
 Perturb = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # values in [−1, 1] → values of the same shape
 
 
+class _Report(Stage):
+    """What the locally private stages share: what is sent is drawn, so no form of them is without noise."""
+
+    def noiseless(self) -> Stage:
+        """Refuse, in one sentence."""
+        raise InputError(
+            f"{type(self).__name__} draws what it sends and has no form without noise: an attacker that replays it "
+            "needs another arm (a naive one, or one that learns)."
+        )
+
+
 @dataclass(frozen=True)
-class TwoStage:
+class TwoStage(_Report):
     """Select one coordinate of what a client has gathered, perturb its value, send nothing else.
 
     Parameters
@@ -61,6 +73,10 @@ class TwoStage:
         positive(scale=self.scale)
         in_range(0, math.nextafter(1, 0), discount=self.discount)
 
+    def declare(self) -> Declaration:
+        """Return the two mechanisms of a report."""
+        return Declaration(local=(self.select, self.perturb))
+
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …] with one coordinate each, over all tensors together."""
         gathered = _flat(values)  # [n, d]
@@ -92,7 +108,7 @@ class TwoStage:
 
 
 @dataclass(frozen=True)
-class Perturbed:
+class Perturbed(_Report):
     """Send the whole update through one mechanism: the flat and the compressed solution.
 
     Parameters
@@ -101,6 +117,10 @@ class Perturbed:
     """
 
     perturb: Perturb
+
+    def declare(self) -> Declaration:
+        """Return the one mechanism of a report; nothing is selected."""
+        return Declaration(local=(None, self.perturb))
 
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …], all tensors perturbed together as one vector."""

@@ -8,7 +8,8 @@ import torch
 
 from fl_privacy_lib._checks import InputError, positive
 from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.defenses.route import STAGES, ClientContext, Defense
+from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.stage import STAGES, ClientContext
 from fl_privacy_lib.federated.gradients import MarginLoss
 from fl_privacy_lib.federated.rounds import Examples
 from fl_privacy_lib.federated.simulation import RoundReport, Run
@@ -64,7 +65,7 @@ def simulate_crowd(
         if defense.per_client:
             generator = keyed_generator(x.device, plan.seed, round, "crowd")
             ctx = ClientContext(round, ids, [generator], state=state, batch_size=1)
-            update = defense.per_client({WEIGHT: update[:, None]}, ctx)[WEIGHT][:, 0]
+            update = defense.apply("per_client", {WEIGHT: update[:, None]}, ctx)[WEIGHT][:, 0]
         weight = weight + plan.server_lr / plan.participants * update.sum(0)
         due = evaluation is not None and ((round + 1) % every == 0 or round + 1 == plan.rounds)
         score = _accuracy(weight, evaluation) if due and evaluation else None
@@ -87,4 +88,4 @@ def _check(train: Examples, plan: Plan, defense: Defense) -> None:
         raise InputError(f"the plan has {plan.clients} clients, the data {len(train[1])} examples: make them equal.")
     filled = [stage for stage in (*STAGES, "begin_client") if stage != "per_client" and getattr(defense, stage)]
     if filled:
-        raise InputError(f"{defense.name} fills {filled[0]}, which a crowd has not: use simulate.")
+        raise InputError(f"simulate_crowd has only per_client, but {defense.name} fills {filled[0]}: use simulate.")

@@ -9,7 +9,8 @@ from torch import nn
 
 from fl_privacy_lib._checks import in_range, one_of
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
-from fl_privacy_lib.defenses.route import TAPS, ClientContext, Defense, PerExample
+from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.stage import TAPS, ClientContext
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy, example_gradients
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
@@ -96,30 +97,6 @@ class Taps:
             self.truth[tap] = truth
 
 
-def local_gradient(
-    model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Tensor, defense: Defense, ctx: ClientContext,
-    loss: Loss = cross_entropy,
-) -> tuple[Gradient, Gradient]:
-    """Return what stands at the taps ``example`` and ``batch`` in one local iteration.
-
-    Parameters
-    ----------
-    weights : tensors [clients, …]
-    x, y : [clients, batch, …], [clients, batch]
-    ctx : its batch_size divides the sum, also where sampling made the batch larger or smaller
-
-    Returns
-    -------
-    example : tensors [clients, batch, …], after per_example
-    batch : tensors [clients, …], after per_batch
-    """
-    gradients = example_gradients(model, weights, x, y, loss)
-    ctx.examples, ctx.norms = (x, y), layer_norms(gradients, leading=2)
-    example = (defense.per_example or PerExample())(gradients, ctx)
-    batch = {name: g.sum(1) / ctx.batch_size for name, g in example.items()}
-    return example, defense.per_batch(batch, ctx) if defense.per_batch else batch
-
-
 def participate(
     model: nn.Module,
     weights: Parameters,
@@ -144,7 +121,7 @@ def participate(
     tensors [1, …]: weights after the last iteration minus weights before the first, after per_client
     """
     client = ctx.clients[0]
-    # the way gone is kept apart from the weights: their difference would be lost in the weights' rounding
+    # accumulated apart from the weights: subtracting these at the end would lose low-order bits
     update = {name: torch.zeros_like(w)[None] for name, w in weights.items()}  # [1, …]
     if defense.begin_client:
         defense.begin_client(ctx)
@@ -155,13 +132,15 @@ def participate(
         x, y = data[0][index], data[1][index]
         seen.append(index)
         local = {name: w + update[name] for name, w in weights.items()}  # [1, …]
-        example, batch = local_gradient(model, local, x[None], y[None], defense, ctx, loss)
+        gradients = example_gradients(model, local, x[None], y[None], loss)
+        ctx.examples, ctx.norms = (x[None], y[None]), layer_norms(gradients, leading=2)
+        example, batch = defense.local_step(gradients, ctx)
         before = {name: w[0] for name, w in local.items()}
         for stage, values in (("example", example), ("batch", batch)):
             tap = Tap(stage, client, ctx.round, iteration)
             taps.keep(tap, {name: v[0] for name, v in values.items()}, before, plan, defense, (x, y))
         update = {name: u - plan.local_lr * batch[name] for name, u in update.items()}
-    update = defense.per_client(update, ctx) if defense.per_client else update
+    update = defense.apply("per_client", update, ctx)
     used = torch.unique(torch.cat(seen)) if seen else torch.zeros(0, dtype=torch.long)
     for stage in ("update", "received"):  # the server replaces the second by what its own stage makes of it
         tap = Tap(stage, client, ctx.round)

@@ -14,7 +14,8 @@ from torch import nn
 from fl_privacy_lib.data.partition import Partition
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.defenses.route import ClientContext, Context, Defense
+from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.stage import ClientContext, Context
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
 from fl_privacy_lib.federated.participation import Tap, Taps, participate
 from fl_privacy_lib.federated.reduction import Block
@@ -161,7 +162,7 @@ def _arrive(
         return update
     device = next(iter(update.values())).device
     key, weight = keyed_generator(device, job.plan.seed, round, client, "arrival"), _weight(job)
-    received = job.defense.on_arrival(update, Context(round, (client,), [key], weight, state, reports))
+    received = job.defense.apply("on_arrival", update, Context(round, (client,), [key], weight, state, reports))
     tap = Tap("received", client, round)
     taps.keep(tap, {name: u[0] for name, u in received.items()}, weights, job.plan, job.defense)
     return received
@@ -178,8 +179,6 @@ def serve(
         for name, value in own.items():
             server.report(name, value)
     mean = {name: t[None].to(weights[name].dtype) for name, t in added.items()}  # [1, …]
-    if job.defense.on_aggregate:
-        mean = job.defense.on_aggregate(mean, server)
-    aggregate = {name: m[0] for name, m in mean.items()}
+    aggregate = {name: m[0] for name, m in job.defense.apply("on_aggregate", mean, server).items()}
     taps.keep(Tap("aggregate", round=round), aggregate, weights, job.plan, job.defense)
     return {name: w + job.plan.server_lr * aggregate[name] for name, w in weights.items()}

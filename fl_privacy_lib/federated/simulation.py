@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.data.partition import Partition
+from fl_privacy_lib.defenses.limits import noisy
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.federated import checkpoints
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
@@ -121,7 +122,7 @@ def simulate(
         depend on the batch's secret size).
     """
     check_per_example(model)
-    if plan.batch_sampling == "poisson" and defense.per_example and defense.per_example.noise_scale:
+    if plan.batch_sampling == "poisson" and any(place == "per_example" for place, _ in noisy(defense, "example")):
         raise InputError(
             f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number of examples varies "
             "and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp(\"batch\")."

@@ -7,7 +7,8 @@ import torch
 
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
-from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Defense, PerExample
+from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
+from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.participation import Tap, Taps
 from fl_privacy_lib.federated.stacked import Stack, Views
 from fl_privacy_lib.models import Parameters
@@ -82,7 +83,7 @@ def participate_stacked(
     updates = []
     for i, ctx in enumerate(contexts):
         update = {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()}
-        update = defense.per_client(update, ctx) if defense.per_client else update
+        update = defense.apply("per_client", update, ctx)
         updates.append(update)
         _keep(update, np.concatenate(batches[i]), weights, train, plan, defense, ctx, taps)
     return updates
@@ -165,10 +166,9 @@ def _step_by_stage(
     contexts: Sequence[ClientContext],
 ) -> None:
     """Pass every client's batch mean through a per_batch stage of one's own, and take the step."""
-    assert defense.per_batch is not None
     for i, ctx in enumerate(contexts):
         mean = {name: g.contiguous() for name, g in stack.unpack(step[i : i + 1] / plan.batch_size).items()}
-        changed = defense.per_batch(mean, ctx)
+        changed = defense.apply("per_batch", mean, ctx)
         for name, w in stack.unpack(way[i : i + 1]).items():
             w.sub_(plan.local_lr * changed[name])
 

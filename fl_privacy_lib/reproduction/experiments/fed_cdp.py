@@ -32,6 +32,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import Then
+from fl_privacy_lib.defenses.stage import Transformation
 from fl_privacy_lib.federated import accuracy, simulate
 from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.models import build, parameters_of
@@ -229,7 +230,7 @@ def norm_of(tensors: Gradient) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class NormWatch:
+class NormWatch(Transformation):
     """A stage that changes nothing and keeps the mean norms of the examples' raw gradients, tensor by tensor."""
 
     found: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict, repr=False)

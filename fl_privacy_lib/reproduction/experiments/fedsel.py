@@ -159,7 +159,7 @@ class Training:
 
         def flat(d: int, scaled: bool = True) -> Flat:
             # calibrated: as published, Duchi's vectors are not ε-private where d is even
-            return Flat(VALUES[self.value], self.epsilon, d, scaled, "clip", calibrated=True)
+            return Flat(VALUES[self.value], self.epsilon, d, scaled, "clip")
 
         if self.send != "compressed":
             return flat(dimensions, self.send == "flat")
@@ -184,7 +184,7 @@ def selection(name: str, epsilon: float, top: int) -> Select:
     """Return a selection by its name: 'exp', 'pe', 'ps' or 'top_k'."""
     built: dict[str, Callable[[], Select]] = {
         "exp": lambda: Exponential(epsilon),
-        "pe": lambda: PerturbedEncoding(epsilon, top),
+        "pe": lambda: PerturbedEncoding(epsilon, top, "e_eps"),
         "ps": lambda: PerturbedSampling(epsilon, top),
         "top_k": lambda: TopK(top),
     }

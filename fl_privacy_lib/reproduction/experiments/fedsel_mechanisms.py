@@ -165,7 +165,7 @@ def as_written(method: str, epsilon: float, top: int, dimensions: int) -> Callab
     """Return a selection as FedSel's section 4.1 describes its steps; what needs no data is computed beforehand."""
     weights = np.exp(epsilon * np.arange(1, dimensions + 1) / (dimensions - 1))
     weights /= weights.sum()
-    keep = PerturbedEncoding(epsilon, top).keep_probability(dimensions)
+    keep = PerturbedEncoding(epsilon, top, "e_eps").keep_probability(dimensions)
     of_top = math.exp(epsilon) * top / (dimensions - top + math.exp(epsilon) * top)
 
     def exp(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -28,7 +28,6 @@ def _selections() -> list[Case]:
             where = {"d": d, "k": k, "epsilon": e}
             built: dict[str, AnySelection] = {"lemma_1": Exponential(e), "lemma_3": PerturbedSampling(e, k)}
             built |= {f"lemma_2_{reading}": PerturbedEncoding(e, k, reading) for reading in READINGS}
-            built["lemma_2_calibrated"] = PerturbedEncoding(e, k, calibrated=True)
             for claim, mechanism in built.items():
                 rows.append(_case(claim, f"d = {d}, k = {k}, ε₁ = {e:g}", e, selection_epsilon(mechanism, d),
                                   setting=where))  # fmt: skip
@@ -45,7 +44,7 @@ def _values() -> list[Case]:
             for kind in one
         ]  # fmt: skip
         rows += [
-            _case("flat_duchi", f"d = {d}, ε = {e:g}", e, value_epsilon(Flat(Duchi, e, d)),
+            _case("flat_duchi", f"d = {d}, ε = {e:g}", e, value_epsilon(Flat(Duchi, e, d, reading="published")),
                   setting={"d": d, "epsilon": e, "parity": "odd" if d % 2 else "even"})
             for d in (123, 100)
         ]  # fmt: skip
@@ -58,7 +57,7 @@ def _two_stages() -> list[Case]:
         first, second = 0.1 * e, 0.9 * e
         for claim, select in (
             ("theorem_3_1", Exponential(first)), ("theorem_3_1", PerturbedSampling(first, 12)),
-            ("theorem_3_1_pe", PerturbedEncoding(first, 12)),
+            ("theorem_3_1_pe", PerturbedEncoding(first, 12, "e_eps")),
         ):  # fmt: skip
             found = two_stage_epsilon(select, Piecewise(second), 123)
             rows.append(_case(claim, f"{select.name}-pm, d = 123, ε = {e:g}", e, found,

@@ -1,0 +1,60 @@
+"""How the data lie among the clients: what accounting has to know beside the plan."""
+
+from dataclasses import dataclass
+
+from fl_privacy_lib._checks import InputError, whole
+from fl_privacy_lib.data.partition import Partition
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How the data lie among the clients, and how many tensors a gradient has: what a plan does not know.
+
+    Parameters
+    ----------
+    examples : int
+        N, different examples of the training set.
+    client_size : int
+        n, examples of the smallest client, repeats counted.
+    tensors : int
+        M, tensors of the model that are clipped one by one.
+    holders : int
+        Clients that hold a given example, at most.
+    repeats : int
+        Times that one client holds a given example, at most.
+    largest_client : int or None
+        Examples of the largest client; None: all are equal. Only the client level under Poisson batches needs it.
+    coordinates : int or None
+        d, of an update. Only a locally private report needs it, whose exact ε may depend on d.
+
+    Examples
+    --------
+    >>> Holding(50_000, 500, 3).holders
+    1
+    """
+
+    examples: int
+    client_size: int
+    tensors: int
+    holders: int = 1
+    repeats: int = 1
+    largest_client: int | None = None
+    coordinates: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("examples", "client_size", "tensors", "holders", "repeats"):
+            whole(1, **{name: getattr(self, name)})
+        if self.repeats > self.client_size:
+            raise InputError(f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it.")
+
+    @classmethod
+    def of(cls, partition: Partition, tensors: int) -> "Holding":
+        """Return the worst case over all examples and clients of a partition."""
+        return cls(
+            partition.examples,
+            int(partition.sizes.min()),
+            tensors,
+            max(1, int(partition.holders().max())),
+            max(1, int(partition.repeats().max())),
+            int(partition.sizes.max()),
+        )

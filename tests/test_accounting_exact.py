@@ -21,6 +21,7 @@ from fl_privacy_lib.accounting.composition import (
 from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon, gdp_mu
 from fl_privacy_lib.accounting.pld import pld_spending, replaced_delta
+from fl_privacy_lib.accounting.rdp import rdp_spending
 from fl_privacy_lib.accounting.zcdp import step_rho
 
 MIXED = Ledger(
@@ -283,3 +284,20 @@ def test_noise_may_be_far_below_one():
     noise = noise_for(1000.0, plan, "gdp", 1e-5)
     assert noise < 0.05
     assert spend(plan(noise), "gdp", 1e-5).epsilon == pytest.approx(1000.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "uses", "relation"),
+    [
+        (0.00069, 6.77, 8374, "replace_one"),  # 7 % too high on a grid of 1e-4
+        (0.00044, 10.74, 1660, "add_remove"),  # above Rényi accounting on that grid
+        (0.00012, 15.12, 142, "replace_one"),  # five times too high
+        (0.1, 5.0, 1, "add_remove"),
+    ],
+)
+def test_the_grid_follows_a_small_epsilon_and_the_least_bound_counts(rate, noise, uses, relation):
+    event = Event(rate, noise, "example", relation, uses=uses)
+    epsilon = pld_spending(event, 1e-5).epsilon
+    assert epsilon <= rdp_spending(event, 1e-5).epsilon
+    fine = pld_spending(event, 1e-5, grid=epsilon / 20_000).epsilon
+    assert fine * (1 - 1e-9) <= epsilon <= fine * 1.003

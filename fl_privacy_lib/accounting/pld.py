@@ -9,11 +9,16 @@ from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
 from fl_privacy_lib._checks import InputError, positive
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta
+from fl_privacy_lib.accounting.rdp import rdp_spending
 from fl_privacy_lib.accounting.spending import Spending
 
 GRID = 1e-4  # width of the grid of privacy losses; a coarser one costs accuracy, never truth
 
 _BINS = 100_000  # little noise makes large losses: the grid is then coarser, or one run would take minutes
+_FINE = 1000  # widths of the grid in ε, below which the grid's own error, paid at every step, would show
+_FINER = 8.0  # how much finer the grid becomes at a time
+_MOST_BINS = 1_000_000  # of a grid that was made finer: a second or two a distribution
+_SETTLED = 1e-3  # relative error of ε that ends the refinement
 _PAIRS = 64  # each different (q, z) is a distribution and a convolution of its own
 _TAIL = 9.0  # standard deviations: what lies beyond has a mass of 1e-19 and counts as an infinite loss
 
@@ -28,12 +33,14 @@ def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None
     delta : float
         In (0, 1).
     grid : float, optional
-        Width of the grid of losses; 1e-4, or the largest loss of a step over 100,000, if that is more.
+        Width of the grid of losses. None: 1e-4, or the largest loss of a step over 100,000, if that is more; made
+        finer for a small ε, until its error is about 0.1 %.
 
     Returns
     -------
     Spending
-        An upper bound on ε. Under ``replace_one`` a sampled step is bounded by the symmetric curve of
+        The least of two upper bounds on ε: that of the composed distributions, and that of Rényi accounting, which
+        a grid's error can exceed. Under ``replace_one`` a sampled step is bounded by the symmetric curve of
         `replaced_delta`.
 
     Raises
@@ -48,9 +55,6 @@ def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None
     """
     check_delta(delta=delta)
     ledger = Ledger.of(events)
-    if grid is None:
-        grid = max(GRID, _largest_gaussian_loss(float(ledger.noise.min())) / _BINS)
-    positive(grid=grid)
     totals: dict[tuple[float, float], int] = {}
     for event in ledger.events:
         pair = (event.sampling_rate, event.noise_multiplier)
@@ -60,19 +64,46 @@ def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None
             f"The plan has {len(totals)} different (q, z), and each needs a privacy loss distribution of its "
             f"own: use 'rdp', or at most {_PAIRS}, for example by rounding the noise down to a few levels."
         )
-    if ledger.relation == "replace_one":
-        epsilon = _replaced(totals, delta, grid)
+    if grid is not None:
+        positive(grid=grid)
+        epsilon = _composed(ledger, totals, delta, grid)
     else:
-        accountant = PLDAccountant(value_discretization_interval=grid)
-        for (rate, noise), uses in totals.items():
-            accountant.compose(_peer_event(rate, noise), uses)
-        epsilon = accountant.get_epsilon(delta)
-    return Spending.on(ledger, "pld", epsilon, delta)
+        epsilon = _refined(ledger, totals, delta)
+    return Spending.on(ledger, "pld", min(epsilon, rdp_spending(ledger, delta).epsilon), delta)
+
+
+def _refined(ledger: Ledger, totals: dict[tuple[float, float], int], delta: float) -> float:
+    """Return ε on a grid that is fine enough for it, as far as a step's losses fit on such a grid."""
+    grid = max(GRID, _largest_gaussian_loss(float(ledger.noise.min())) / _BINS)
+    largest = max(_largest_loss(*pair) for pair in totals)
+    epsilon = _composed(ledger, totals, delta, grid)
+    while 0 < epsilon < _FINE * grid and largest * _FINER / grid < _MOST_BINS:
+        grid /= _FINER
+        before, epsilon = epsilon, min(epsilon, _composed(ledger, totals, delta, grid))
+        error = (before - epsilon) / (_FINER**2 - 1)  # it falls with the square of the width
+        if error <= _SETTLED * epsilon:
+            break
+    return epsilon
+
+
+def _composed(ledger: Ledger, totals: dict[tuple[float, float], int], delta: float, grid: float) -> float:
+    if ledger.relation == "replace_one":
+        return _replaced(totals, delta, grid)
+    accountant = PLDAccountant(value_discretization_interval=grid)
+    for (rate, noise), uses in totals.items():
+        accountant.compose(_peer_event(rate, noise), uses)
+    return float(accountant.get_epsilon(delta))
 
 
 def _largest_gaussian_loss(noise: float) -> float:
     mu = 1 / noise
     return mu * (mu / 2 + _TAIL)
+
+
+def _largest_loss(rate: float, noise: float) -> float:
+    """Return ln(1 + q (e^loss - 1)) for the largest loss of a Gaussian step: that of a sampled one."""
+    loss = _largest_gaussian_loss(noise)
+    return loss + math.log(math.exp(-loss) - rate * math.expm1(-loss))
 
 
 def _peer_event(rate: float, noise: float) -> dp_accounting.DpEvent:
@@ -113,9 +144,7 @@ def _replaced(totals: dict[tuple[float, float], int], delta: float, grid: float)
             )
             composed = composed.compose(plain)
             continue
-        loss = _largest_gaussian_loss(noise)
-        largest = loss + math.log(math.exp(-loss) - rate * math.expm1(-loss))  # ln(1 + q (e^loss - 1))
-        bins = math.ceil(largest / grid)
+        bins = math.ceil(_largest_loss(rate, noise) / grid)
         curve = replaced_delta(np.arange(-bins, bins + 1) * grid, rate, noise)  # [2 bins + 1]
         curve = np.minimum.accumulate(np.clip(curve, 0.0, 1.0))  # rounding may lift a flat stretch by 1e-16
         step = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -bins, bins, curve)

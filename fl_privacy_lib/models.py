@@ -7,6 +7,7 @@ from U(−0.5, 0.5). A success rate belongs to the network it was measured on.
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -162,23 +163,53 @@ def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Gene
 
 
 def parameters_of(model: nn.Module) -> Parameters:
-    """Return the model's parameters by name, detached: the form in which weights travel the route."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """Return the model's trainable parameters by name, detached: the form in which weights travel the route.
+
+    What is frozen (``requires_grad_(False)``) stays as it is in the model, and nobody sends it.
+    """
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def check_per_example(model: nn.Module) -> None:
-    """Raise unless every example has a gradient of its own under this model.
+    """Raise unless every example has a gradient of its own under this model, and one that can be taken here.
 
     Raises
     ------
     InputError
-        For a batch normalisation in training mode: its statistics mix the examples of a batch, so one
-        example's gradient depends on its neighbours and clipping it bounds nothing. Frozen statistics
-        (``layer.eval()``) are a fixed affine map and are allowed.
+        If nothing is trainable; for a normalisation over the batch, or one that keeps running statistics: one example's
+        gradient then depends on its neighbours, and clipping it bounds nothing (frozen statistics, ``layer.eval()``,
+        are a fixed affine map and are allowed); for dropout in training mode, whose masks no plan keys; and for
+        GRU and RNN layers, which automatic differentiation cannot vectorise over examples.
     """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("the model has no trainable parameter: set requires_grad on what shall be trained.")
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not layer.track_running_stats):
-            raise InputError(
-                f"layer {name!r} ({type(layer).__name__}) normalises over the batch, so an example has no gradient "
-                "of its own to clip; freeze its statistics with .eval() or use GroupNorm instead."
-            )
+        for kinds, applies, why in _REFUSED:
+            if isinstance(layer, kinds) and applies(layer):
+                raise InputError(f"layer {name!r} ({type(layer).__name__}) {why}.")
+
+
+_REFUSED: tuple[tuple[Any, Callable[[Any], bool], str], ...] = (
+    (
+        nn.modules.batchnorm._BatchNorm,
+        lambda layer: layer.training or not layer.track_running_stats,
+        "normalises over the batch, so an example has no gradient of its own to clip; freeze its statistics with "
+        ".eval() or use GroupNorm instead",
+    ),
+    (
+        nn.modules.instancenorm._InstanceNorm,
+        lambda layer: layer.training and layer.track_running_stats,
+        "moves running statistics with every example, which then depend on its neighbours; freeze them with .eval() "
+        "or give it track_running_stats=False",
+    ),
+    (
+        nn.modules.dropout._DropoutNd,
+        lambda layer: layer.training and layer.p > 0,
+        "draws masks that the plan's seed does not key, so no run could be repeated; call .eval() on it or take it out",
+    ),
+    (
+        (nn.GRU, nn.RNN),
+        lambda layer: True,
+        "cannot be differentiated example by example here; use nn.LSTM, or the cell (nn.GRUCell, nn.RNNCell) in a loop",
+    ),
+)

@@ -6,6 +6,7 @@ draws are asked for changes nothing.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Literal
@@ -18,6 +19,7 @@ ClientSampling = Literal["fixed", "poisson", "one_pass"]
 BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
 
 CLIENT_SAMPLINGS = ("fixed", "poisson", "one_pass")
+CLIENT_WEIGHTINGS = ("uniform", "num_examples")
 BATCH_SAMPLINGS = ("one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson")
 
 # The streams of random numbers; each has its own, so that no two kinds of draw are ever correlated.
@@ -48,6 +50,10 @@ class Plan:
         See the notes.
     local_lr, server_lr : float
         Learning rates of the client's iterations and of the server's step.
+    client_weighting : {"uniform", "num_examples"}
+        What an update counts for in the aggregate. ``uniform``: 1/K_t each, as in the papers, whatever the clients
+        hold and however many Poisson sampling drew. ``num_examples``: n_k/n over the round's participants, as in
+        federated averaging (McMahan et al. 2017); the sizes n_k are then public.
     seed : int
         0 to 2**63 - 1; the only source of randomness.
 
@@ -104,6 +110,7 @@ class Plan:
     local_lr: float
     server_lr: float = 1.0
     seed: int = 0
+    client_weighting: str = "uniform"
 
     def __post_init__(self) -> None:
         for name in ("clients", "participants", "rounds", "local_iterations", "batch_size"):
@@ -115,6 +122,7 @@ class Plan:
             )
         one_of(CLIENT_SAMPLINGS, client_sampling=self.client_sampling)
         one_of(BATCH_SAMPLINGS, batch_sampling=self.batch_sampling)
+        one_of(CLIENT_WEIGHTINGS, client_weighting=self.client_weighting)
         positive(local_lr=self.local_lr, server_lr=self.server_lr)
         _at_least(0, seed=self.seed)
         if self.seed >= 2**63:
@@ -147,6 +155,25 @@ class Plan:
         if self.client_sampling == "poisson":
             return np.flatnonzero(rng.random(self.clients) < self.client_rate)
         return np.sort(rng.choice(self.clients, self.participants, replace=False))
+
+    def client_weights(self, ids: Sequence[int], sizes: Sequence[int]) -> dict[int, float]:
+        """Return the weight of each participant of a round in the aggregate, by client.
+
+        Parameters
+        ----------
+        ids : the round's participants
+        sizes : n_k, examples of all K clients
+
+        Examples
+        --------
+        >>> plan = Plan(3, 2, 1, 1, 1, local_lr=0.1, client_weighting="num_examples")
+        >>> plan.client_weights([0, 2], [10, 5, 30])
+        {0: 0.25, 2: 0.75}
+        """
+        if self.client_weighting == "uniform":
+            return dict.fromkeys(ids, 1 / self.participants)
+        total = sum(int(sizes[client]) for client in ids)
+        return {client: int(sizes[client]) / total for client in ids}
 
     def batches(self, client: int, client_size: int, round: int) -> list[np.ndarray]:
         """Return the examples that a client uses in one participation, one array for each iteration.

@@ -155,7 +155,7 @@ class Convolution:
         # every example is a group of its own: one call of the library, in the layout where it is fast
         x, g = (v.permute(0, 1, 4, 2, 3).reshape(1, -1, *v.shape[2:4]) for v in (saved, g))
         shape_only = weight.new_empty(clients * batch * self.outputs, *weight.shape[2:])
-        return Formed(self._library(g, x, shape_only, clients * batch, 1).view(clients, batch, -1))
+        return Formed(self._library(g, x, shape_only, clients * batch, 1).reshape(clients, batch, -1))
 
     def _library(self, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, what: int) -> torch.Tensor:
         """Return the gradient of the input (what = 0) or of the weight (1) from torch's own backward pass."""

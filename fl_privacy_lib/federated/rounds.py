@@ -55,6 +55,11 @@ class Job:
         own = self.partition.indices[client]
         return [own[batch] for batch in self.plan.batches(client, len(own), round)]
 
+    def client_weights(self, round: int) -> dict[int, float]:
+        """Return what each participant's update counts for in the aggregate, by client."""
+        ids = [int(client) for client in self.plan.participants_of(round)]
+        return self.plan.client_weights(ids, self.partition.sizes.tolist())
+
 
 def blocks_of(ids: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the participants in at most `BLOCKS` blocks of equal width (the last may be shorter).
@@ -73,11 +78,11 @@ def block_sums(
     ids = [client for block in blocks for client in block]
     ends = {block[-1] for block in blocks}
     total, reports = _zeros(weights), []
-    share = 1 / job.plan.participants  # the plan's K_t also when Poisson sampling drew more or fewer
-    for client, update, own in _updates(job, weights, round, ids, state, taps):
-        received = _arrive(job, update, client, weights, round, state, taps, own)
+    shares = job.client_weights(round)
+    for client, update, own in _updates(job, weights, round, ids, shares, state, taps):
+        received = _arrive(job, update, client, shares[client], weights, round, state, taps, own)
         for name, u in received.items():
-            total[name].add_(u[0], alpha=share)  # the product, too, in float64
+            total[name].add_(u[0], alpha=shares[client])  # the product, too, in float64
         reports.append(own)
         if client in ends:
             yield total, reports
@@ -89,11 +94,11 @@ def _zeros(weights: Parameters) -> Gradient:
 
 
 def _updates(
-    job: Job, weights: Parameters, round: int, ids: Sequence[int], state: dict, taps: Taps
+    job: Job, weights: Parameters, round: int, ids: Sequence[int], shares: dict[int, float], state: dict, taps: Taps
 ) -> Iterator[tuple[int, Gradient, Reports]]:
     """Yield every client's update as it leaves the client, in the order of ids."""
     for chunk in _chunks(job, round, ids, taps):
-        contexts = [_context(job, client, round, state) for client in chunk]
+        contexts = [_context(job, client, shares[client], round, state) for client in chunk]
         if job.stack is None or _watched(taps, chunk[0], round):
             assert len(chunk) == 1
             own = torch.as_tensor(job.partition.indices[chunk[0]], device=job.train[0].device)
@@ -140,28 +145,26 @@ def _chunks(job: Job, round: int, ids: Sequence[int], taps: Taps) -> Iterator[li
         yield chunk
 
 
-def _context(job: Job, client: int, round: int, state: dict) -> ClientContext:
+def _context(job: Job, client: int, share: float, round: int, state: dict) -> ClientContext:
     """Return the context of one participation: its own generator, weight and reports."""
     device = job.train[0].device
     generators = [keyed_generator(device, job.plan.seed, round, client)]
     return ClientContext(
-        round, (client,), generators, _weight(job), state, batch_size=job.plan.batch_size, model=job.model
-    )
-
-
-def _weight(job: Job) -> torch.Tensor:
-    """Return the weight of one client in the aggregate, [1]."""
-    return torch.tensor([1 / job.plan.participants], device=job.train[0].device)
+        round, (client,), generators, torch.tensor([share], device=device), state,
+        batch_size=job.plan.batch_size, model=job.model,
+    )  # fmt: skip
 
 
 def _arrive(
-    job: Job, update: Gradient, client: int, weights: Parameters, round: int, state: dict, taps: Taps, reports: Reports
+    job: Job, update: Gradient, client: int, share: float, weights: Parameters, round: int, state: dict, taps: Taps,
+    reports: Reports,
 ) -> Gradient:
     """Pass one client's update through the server's on_arrival stage and its tap; it adds to the client's reports."""
     if job.defense.on_arrival is None:
         return update
     device = next(iter(update.values())).device
-    key, weight = keyed_generator(device, job.plan.seed, round, client, "arrival"), _weight(job)
+    key = keyed_generator(device, job.plan.seed, round, client, "arrival")
+    weight = torch.tensor([share], device=device)
     received = job.defense.apply("on_arrival", update, Context(round, (client,), [key], weight, state, reports))
     tap = Tap("received", client, round)
     taps.keep(tap, {name: u[0] for name, u in received.items()}, weights, job.plan, job.defense)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import nn
@@ -143,7 +144,7 @@ def _slices(batch: int) -> Iterable[slice]:
 
 
 def stack(model: nn.Module, shape: Shape) -> Stack | None:
-    """Return the model in the engine's form, or None where it holds a layer that the engine does not know.
+    """Return the model in the engine's form, or None where the engine does not know a layer or what is frozen.
 
     Parameters
     ----------
@@ -158,9 +159,10 @@ def stack(model: nn.Module, shape: Shape) -> Stack | None:
     >>> stack(nn.Sequential(nn.Linear(3, 2), nn.Dropout()), (3,)) is None
     True
     """
-    if type(model) is not nn.Sequential or _hooked(model):
+    if type(model) is not nn.Sequential or _hooked(model) or any(not p.requires_grad for p in model.parameters()):
         return None
-    modules = _rectify_late(list(model.named_children()))
+    # not named_children(), which leaves out a module that stands in the model twice
+    modules = _rectify_late(list(model._modules.items()))
     own = [i for i, (_, module) in enumerate(modules) if list(module.parameters())]
     if not own or len({p.dtype for p in model.parameters()}) > 1:
         return None
@@ -181,7 +183,7 @@ def _hooked(model: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
 
 
-def _rectify_late(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+def _rectify_late(modules: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return the modules with every ReLU before a maximum moved behind it, where it has a quarter of the work.
 
     ReLU is monotone, so it commutes with a maximum; where several pixels tie at zero, the gradient is zero.

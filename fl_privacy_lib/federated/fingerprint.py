@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_privacy_lib import __version__
+import fl_privacy_lib
 from fl_privacy_lib.federated.participation import Tap
 from fl_privacy_lib.federated.rounds import Job
 
@@ -45,7 +45,8 @@ def fingerprint(job: Job, taps: Iterable[Tap]) -> Fingerprint:
 def surroundings(job: Job) -> Fingerprint:
     """Return what changes the last bits of a result: kind of device, versions, on a GPU the clients per chunk."""
     device = job.train[0].device.type
-    versions = f"Python {platform.python_version()}, torch {torch.__version__.partition('+')[0]}, {__version__}"
+    torch_version = torch.__version__.partition("+")[0]
+    versions = f"Python {platform.python_version()}, torch {torch_version}, library {fl_privacy_lib.__version__}"
     return {"device": device, "versions": versions, "clients_per_chunk": "" if device == "cpu" else str(job.chunk)}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from fl_privacy_lib._checks import InputError, one_of
 
@@ -168,6 +169,24 @@ def parameters_of(model: nn.Module) -> Parameters:
     What is frozen (``requires_grad_(False)``) stays as it is in the model, and nobody sends it.
     """
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def call(model: nn.Module, weights: Parameters, x: torch.Tensor) -> torch.Tensor:
+    """Return the model's output at other weights; shared modules and shared parameters stay shared.
+
+    Parameters
+    ----------
+    weights : tensors by the names of `parameters_of`; what is left out keeps the model's own value
+    """
+    # torch's own tying of weights leaves a traced tensor behind in a module that stands in the model twice
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    swapped = {
+        f"{path}.{short}" if path else short: weights[names[id(parameter)]]
+        for path, module in model.named_modules()
+        for short, parameter in module.named_parameters(recurse=False)
+        if names[id(parameter)] in weights
+    }
+    return functional_call(model, swapped, (x,), tie_weights=False)
 
 
 def check_per_example(model: nn.Module) -> None:

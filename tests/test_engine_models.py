@@ -23,6 +23,12 @@ def shared_activation():
     return nn.Sequential(nn.Linear(6, 5), act, nn.Linear(5, 5), act, nn.Linear(5, 3))
 
 
+def shared_parameter():
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    second.weight = first.weight
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(5, 3))
+
+
 def shared_layer():
     square = nn.Linear(5, 5)
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), square, nn.Tanh(), square, nn.Tanh(), nn.Linear(5, 3))
@@ -72,7 +78,7 @@ def naive_update(model, train, partition, plan):
     return mean
 
 
-@pytest.mark.parametrize("build", [shared_activation, shared_layer, frozen_layer, frozen_tensor])
+@pytest.mark.parametrize("build", [shared_activation, shared_layer, shared_parameter, frozen_layer, frozen_tensor])
 @pytest.mark.parametrize("engine", ["auto", "generic"])
 def test_shared_modules_and_frozen_tensors_train_the_network_that_was_given(build, engine):
     torch.manual_seed(0)
@@ -87,7 +93,7 @@ def test_shared_modules_and_frozen_tensors_train_the_network_that_was_given(buil
 
 def test_the_fast_engine_takes_a_shared_activation_and_no_shared_weights():
     assert stack(shared_activation(), (6,)) is not None
-    assert stack(shared_layer(), (6,)) is None and stack(frozen_layer(), (6,)) is None
+    assert all(stack(build(), (6,)) is None for build in (shared_layer, shared_parameter, frozen_layer))
 
 
 @pytest.mark.parametrize("chunk", [1, 2])

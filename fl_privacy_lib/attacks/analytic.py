@@ -2,12 +2,11 @@
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from fl_privacy_lib.attacks.labels import last_dense
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.federated.gradients import example_gradients
-from fl_privacy_lib.models import Parameters
+from fl_privacy_lib.models import Parameters, call
 
 
 def dense_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -78,7 +77,7 @@ def label_counts(
     Source: LLG (Wainakh et al. 2022), its variants with the model's weights and auxiliary data.
     """
     with torch.no_grad():
-        p = torch.softmax(functional_call(model, weights, (own,)), -1)  # [N, classes]
+        p = torch.softmax(call(model, weights, own), -1)  # [N, classes]
     unlikely = p.argmin(1)  # any label would do; here 1 − p is far from 0
     shared = {name: w[None] for name, w in weights.items()}
     mine = last_dense({n: g[0] for n, g in example_gradients(model, shared, own[None], unlikely[None]).items()})

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.attacks.analytic import label_counts
@@ -16,6 +15,7 @@ from fl_privacy_lib.attacks.starts import start
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated.participation import Observation
+from fl_privacy_lib.models import call
 
 OWN_IMAGES = 16  # whose features and probabilities an attacker looks at, to count labels
 OWN_KINDS = ("patterned", "patterned_4x4", "patterned_8x8", "uniform", "zeros", "ones")
@@ -57,7 +57,7 @@ def classes_of(model: nn.Module, observation: Observation, shape: tuple[int, ...
     anyone = next(iter(observation.weights.values()))
     try:
         with torch.no_grad():
-            logits = functional_call(model, observation.weights, (anyone.new_zeros(1, *shape),))
+            logits = call(model, observation.weights, anyone.new_zeros(1, *shape))
     except RuntimeError as error:
         raise InputError(f"the model takes no image of shape {shape}: give the shape of its images.") from error
     return int(logits.shape[-1])

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from fl_privacy_lib._checks import in_range, one_of
 from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.models import Parameters
+from fl_privacy_lib.models import Parameters, call
 
 Loss = Callable[[Parameters, torch.Tensor, torch.Tensor], torch.Tensor]
 """``loss(weights, logits [N, classes], labels [N]) -> scalar``, the mean over the N examples."""
@@ -70,7 +70,7 @@ def example_loss(
     x : [*example shape]
     y : scalar class index, or [classes] probabilities (a soft label) where the loss takes them
     """
-    return loss(weights, functional_call(model, weights, (x[None],)), y[None])
+    return loss(weights, call(model, weights, x[None]), y[None])
 
 
 def example_gradients(

@@ -1,26 +1,27 @@
 """The simulation: rounds of participations, arrival, aggregation and evaluation."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.func import functional_call
 
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.data.partition import Partition
 from fl_privacy_lib.defenses.limits import noisy
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.federated import checkpoints
+from fl_privacy_lib.federated.checkpoints import Start
+from fl_privacy_lib.federated.fingerprint import Fingerprint, disagreement, fingerprint, surroundings
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
+from fl_privacy_lib.federated.groups import Group, SingleProcess
 from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Examples, Job, block_sums, blocks_of, serve
 from fl_privacy_lib.federated.stacked import Stack, stack
 from fl_privacy_lib.federated.stacked_participation import fusible
-from fl_privacy_lib.federated.workers import Alone, Group, group_of_now, launched
-from fl_privacy_lib.models import Parameters, check_per_example, parameters_of
+from fl_privacy_lib.federated.workers import current_group, launched
+from fl_privacy_lib.models import Parameters, call, check_per_example, parameters_of
 from fl_privacy_lib.sampling import Plan
 
 ENGINES = ("auto", "stacked", "generic")
@@ -61,7 +62,7 @@ def accuracy(model: nn.Module, weights: Parameters, examples: Examples, chunk: i
         raise InputError("accuracy needs at least one example; this evaluation set is empty.")
     with torch.no_grad():
         hits = [
-            (functional_call(model, weights, (x[i : i + chunk],)).argmax(-1) == y[i : i + chunk]).sum()
+            (call(model, weights, x[i : i + chunk]).argmax(-1) == y[i : i + chunk]).sum()
             for i in range(0, len(y), chunk)
         ]
     return float(torch.stack(hits).sum()) / len(y)
@@ -82,7 +83,7 @@ def simulate(
     engine: str = "generic",
     clients_per_chunk: int | None = None,
     workers: int = 1,
-    checkpoint: Path | None = None,
+    checkpoint: Path | str | None = None,
     resume: bool = False,
 ) -> Run:
     """Train a model federatedly under a defence and keep what stands at the taps asked for.
@@ -109,77 +110,105 @@ def simulate(
         Clients stacked together; None: four on a CPU, where the cache is what counts, all on a GPU. On a CPU it
         changes no bit of the result.
     workers : int, processes with one thread each that share every round's participants; on a CPU they change no
-        bit of the result. Under ``torchrun``, with torch.distributed initialised, its processes are the workers;
-        the first one's `Run` is complete, the others' have no accuracies.
-    checkpoint : Path or None, where to keep the state after every round
-    resume : bool, continue bit-identically from the checkpoint, if there is one
+        bit of the result. Under ``torchrun`` its processes are the workers: this function joins them (with Gloo,
+        unless torch.distributed is initialised already) and makes sure that all were given the same run. Only the
+        first one evaluates, reports and saves; the others' `Run` has no accuracies of the rounds they trained.
+    checkpoint : Path, str or None, where to save the state after every round; a file of the first process
+    resume : bool, continue bit-identically from the checkpoint, if there is one; the first process reads it and
+        sends it to the others
 
     Raises
     ------
     InputError
         If the model mixes the examples of a batch, the partition has another number of clients than the plan,
         a tap lies outside the plan, or noise per example meets Poisson batches (the noise on the batch would
-        depend on the batch's secret size).
+        depend on the batch's secret size); if the processes of a group were not given the same run; if a checkpoint
+        is damaged or belongs to another run.
+    WorkerError
+        If another process of the run fails.
     """
-    check_per_example(model)
-    if plan.batch_sampling == "poisson" and any(place == "per_example" for place, _ in noisy(defense, "example")):
-        raise InputError(
-            f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number of examples varies "
-            "and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp(\"batch\")."
-        )
-    positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
-    fast = _engine(model, train, plan, defense, engine, clients_per_chunk, loss)
-    job = Job(model, train, partition, plan, defense, *fast, loss)
-    kept = Taps.at(taps)
-    _check(job, kept, workers)
-    start = checkpoints.load(checkpoint, job, kept) if resume and checkpoint else None
-    if start is None:
-        weights = {name: w.to(train[0].device) for name, w in parameters_of(model).items()}
-        start = weights, defense.initial_state() if defense.initial_state else {}, []
-    watch = _Watch(evaluation, evaluate_every, on_round, checkpoint)
-    if workers == 1 or dist.is_initialized():
-        return _run(job, start, kept, watch, group_of_now())
-    with launched(workers, _help, job, start, kept) as group:
-        return _run(job, start, kept, watch, group)
+    group = current_group()
+    monitor = Monitor(evaluation, evaluate_every, on_round, Path(checkpoint) if checkpoint else None)
+    with group.together():  # what is wrong in one process is told to all
+        check_per_example(model)
+        positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
+        _check_noise_meets_sampling(plan, defense)
+        fast = _engine(model, train, plan, defense, engine, clients_per_chunk, loss)
+        job = Job(model, train, partition, plan, defense, *fast, loss)
+        seen = Taps.at(taps)
+        _check(job, seen, _processes(group, workers))
+        if checkpoint or group.size > 1:
+            monitor.parts = fingerprint(job, seen.wanted)
+    _check_agreement(job, monitor.parts, group)
+    start = _start(job, seen, monitor, resume, group)
+    if workers == 1 or isinstance(group, Group):
+        return _run(job, start, seen, monitor, group)
+    with launched(workers, _run_as_worker, job, start, seen) as started:
+        return _run(job, start, seen, monitor, started)
 
 
-@dataclass(frozen=True)
-class _Watch:
-    """What only the first process does: evaluate, report, keep."""
+@dataclass
+class Monitor:
+    """What only the first process does: evaluate, report, save."""
 
     evaluation: Examples | None = None
     every: int = 1
     on_round: Callable[[RoundReport], None] | None = None
     checkpoint: Path | None = None
+    parts: Fingerprint = field(default_factory=dict)
+
+    def accuracy_after(self, job: Job, weights: Parameters, round: int) -> float | None:
+        """Return the accuracy if this round is one to evaluate."""
+        due = (round + 1) % self.every == 0 or round + 1 == job.plan.rounds
+        return accuracy(job.model, weights, self.evaluation) if self.evaluation and due else None
+
+    def note(self, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps) -> None:
+        """Save the state after the last round and report it."""
+        if self.checkpoint:
+            past = [(r.round, r.participants, r.accuracy) for r in history]
+            checkpoints.save(self.checkpoint, self.parts, (weights, state, past), taps)
+        if self.on_round:
+            self.on_round(history[-1])
 
 
-Start = tuple[Parameters, dict, list[tuple]]
+def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: SingleProcess | Group) -> Start:
+    """Return where the run begins, in every process: at the first one's checkpoint, or at round 0."""
+    path, content = monitor.checkpoint, None
+    with group.together():
+        if path and group.rank == 0:
+            checkpoints.check_path(path)
+            content = checkpoints.read(path) if resume else None
+    content, path = group.gather((content, path))[0]
+    with group.together():
+        if content is not None and path:
+            return checkpoints.restore(content, path, monitor.parts, job, taps)
+    weights = {name: w.to(job.train[0].device) for name, w in parameters_of(job.model).items()}
+    return weights, job.defense.initial_state() if job.defense.initial_state else {}, []
 
 
-def _help(job: Job, start: Start, kept: Taps) -> None:
+def _run_as_worker(job: Job, start: Start, taps: Taps) -> None:
     """Be one of the other processes."""
-    _run(job, start, kept, _Watch(), Group())
+    _run(job, start, taps, Monitor(), Group())
 
 
-def _run(job: Job, start: Start, kept: Taps, watch: _Watch, group: Alone | Group) -> Run:
+def _run(job: Job, start: Start, taps: Taps, monitor: Monitor, group: SingleProcess | Group) -> Run:
     """Run the rounds that are left, as one process of the group."""
     (weights, state, past), plan = start, job.plan
+    public = job.defense.public()
     history = [RoundReport(round, tuple(ids), score) for round, ids, score in past]
     for round in range(len(history), plan.rounds):
         ids = tuple(int(c) for c in plan.participants_of(round))
         blocks = blocks_of(ids)
-        mine = block_sums(job, weights, round, group.share(blocks), state, kept)
-        weights = serve(job, weights, round, ids, group.sum(mine, len(blocks), weights, kept), state, kept)
-        first = group.rank == 0
-        due = first and watch.evaluation is not None and ((round + 1) % watch.every == 0 or round + 1 == plan.rounds)
-        score = accuracy(job.model, weights, watch.evaluation) if due and watch.evaluation else None
-        history.append(RoundReport(round, ids, score))
-        if first and watch.checkpoint:
-            past = [(r.round, r.participants, r.accuracy) for r in history]
-            checkpoints.save(watch.checkpoint, job, weights, state, past, kept)
-        if first and watch.on_round:
-            watch.on_round(history[-1])
-    return Run(weights, tuple(history), kept.observations, kept.truth)
+        mine = block_sums(job, weights, round, group.share(blocks), state, taps)
+        total = group.sum(mine, len(blocks), weights, taps, public)
+        with group.together():
+            weights = serve(job, weights, round, ids, total, state, taps)
+            first = group.rank == 0
+            score = monitor.accuracy_after(job, weights, round) if first else None
+            history.append(RoundReport(round, ids, score))
+            if first:
+                monitor.note(weights, state, history, taps)
+    return Run(weights, tuple(history), taps.observations, taps.truth)
 
 
 def _engine(
@@ -196,22 +225,50 @@ def _engine(
     return form, chunk or (CPU_CHUNK if train[0].device.type == "cpu" else plan.participants)
 
 
-def _check(job: Job, kept: Taps, workers: int) -> None:
-    """Raise `InputError` unless partition, taps and workers fit the plan and the defence."""
+def _processes(group: SingleProcess | Group, workers: int) -> int:
+    """Return how many processes will share the rounds."""
+    if isinstance(group, SingleProcess):
+        return workers
+    if workers not in (1, group.size):
+        raise InputError(
+            f"workers = {workers}, but {group.size} processes have been started from outside: use workers = 1."
+        )
+    return group.size
+
+
+def _check_agreement(job: Job, parts: Fingerprint, group: SingleProcess | Group) -> None:
+    """Raise `InputError` in every process unless all of them were given the same run."""
+    if group.size > 1 and (differing := disagreement(group.gather(parts | surroundings(job)))):
+        raise InputError(
+            f"the {group.size} processes were not given the same run ({differing}): start all of them with one "
+            "script, the same settings, seeds, data and versions."
+        )
+
+
+def _check_noise_meets_sampling(plan: Plan, defense: Defense) -> None:
+    if plan.batch_sampling == "poisson" and any(place == "per_example" for place, _ in noisy(defense, "example")):
+        raise InputError(
+            f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number of examples varies "
+            "and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp(\"batch\")."
+        )
+
+
+def _check(job: Job, taps: Taps, processes: int) -> None:
+    """Raise `InputError` unless partition, taps and the number of processes fit the plan and the defence."""
     plan, defense = job.plan, job.defense
     if job.partition.clients != plan.clients:
         raise InputError(
             f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make them equal."
         )
-    for tap in kept.wanted:
+    for tap in taps.wanted:
         if tap.round >= plan.rounds or tap.client >= plan.clients or tap.iteration >= plan.local_iterations:
             raise InputError(
                 f"{tap} lies outside the plan ({plan.rounds} rounds, {plan.clients} clients, "
                 f"{plan.local_iterations} local iterations, all counted from 0)."
             )
     at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
-    if workers > 1 and defense.initial_state and any(at_clients):
+    if processes > 1 and defense.initial_state and any(at_clients):
         raise InputError(
-            f"the defence {defense.name!r} keeps a state that its clients may change, which workers would not "
-            f"share: use workers = 1 (now {workers})."
+            f"the defence {defense.name!r} keeps a state that its clients may change, which processes would "
+            f"not share: use one process (now {processes}), which is workers = 1 without torchrun."
         )

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
-from fl_privacy_lib.models import Parameters, mlp, parameters_of
+from fl_privacy_lib.models import Parameters, call, mlp, parameters_of
 from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, Scene, Training, norm_of, scene
 from fl_privacy_lib.sampling import Plan
 
@@ -37,7 +37,7 @@ def margins(model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Ten
     """
 
     def margin(w: Parameters, one: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        scores = functional_call(model, w, (one[None],))[0]
+        scores = call(model, w, one[None])[0]
         own = torch.arange(len(scores), device=scores.device) == label
         return scores.masked_fill(~own, -torch.inf).amax() - scores.masked_fill(own, -torch.inf).amax()
 
@@ -117,7 +117,7 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
     noised = {n: w + arm.local_lr * std * torch.randn(w.shape, generator=generator, device=device)
               for n, w in weights.items()}  # fmt: skip
     with torch.no_grad():
-        classes = [functional_call(model, w, (x,)).argmax(1).cpu().numpy() for w in (weights, noised)]
+        classes = [call(model, w, x).argmax(1).cpu().numpy() for w in (weights, noised)]
     sizes = np.array([w.numel() for w in weights.values()])
     walk = arm.local_lr * std * math.sqrt(arm.local_iterations / arm.participants)
     return {

@@ -80,6 +80,15 @@ def test_assignments():
     for words in (["a"], ["=1"], ["a="], ["a=1", "a=2"]):
         with pytest.raises(InputError):
             parse_assignments(words)
+    with pytest.raises(InputError, match="choose it with PROFILE=… .* quick, full .did you mean quick."):
+        parse_assignments(["profile=quik"])
+
+
+@pytest.mark.parametrize("name", ["cls", "profile", "self", "values"])
+def test_no_name_of_our_own_functions_is_taken_for_a_parameter(name):
+    for read in (ThreatTypes.checked, lambda **values: ThreatTypes.of_profile("quick", **values)):
+        with pytest.raises(InputError, match=f"has no parameter '{name}'"):
+            read(**{name: 1})
 
 
 def test_parameters_are_checked_without_loading_torch():

@@ -23,7 +23,7 @@ class Settings(BaseModel):
     needs_images: ClassVar[bool] = False
 
     @classmethod
-    def checked(cls, **values: Any) -> Self:
+    def checked(cls, /, **values: Any) -> Self:
         """Return the settings with these values over the defaults.
 
         Raises
@@ -37,7 +37,7 @@ class Settings(BaseModel):
             raise InputError(cls._sentence(error)) from None
 
     @classmethod
-    def of_profile(cls, profile: str, **overrides: Any) -> Self:
+    def of_profile(cls, profile: str, /, **overrides: Any) -> Self:
         """Return a profile's settings with overrides on top."""
         one_of(PROFILES, profile=profile)
         return cls.checked(**(cls.profiles.get(profile, {}) | overrides))
@@ -85,6 +85,11 @@ def parse_assignments(words: list[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not name or not value:
             raise InputError(f"{word!r} is not a parameter: write name=value, for example noise_scale=1e-2.")
+        if name == "profile":
+            raise InputError(
+                f"profile = {value!r} is no parameter of a notebook: choose it with PROFILE=… beside P, or with "
+                f"--profile, from {', '.join(PROFILES)}{nearest(value, PROFILES)}."
+            )
         if name in values:
             raise InputError(f"{name} is given twice ({values[name]} and {value}): give it once.")
         values[name] = value

@@ -43,7 +43,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def whole(least: int, **values: Any) -> None:
+def whole_number(least: int, **values: Any) -> None:
     """Raise `InputError` unless every value is a whole number of at least `least`."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:

@@ -8,12 +8,11 @@ draws are asked for changes nothing.
 import functools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral
 from typing import Literal
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import InputError, one_of, positive, whole_number
 
 ClientSampling = Literal["fixed", "poisson", "one_pass"]
 BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
@@ -114,7 +113,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("clients", "participants", "rounds", "local_iterations", "batch_size"):
-            _at_least(1, **{name: getattr(self, name)})
+            whole_number(1, **{name: getattr(self, name)})
         if self.participants > self.clients:
             raise InputError(
                 f"participants = {self.participants} is more than clients = {self.clients}: "
@@ -124,7 +123,7 @@ class Plan:
         one_of(BATCH_SAMPLINGS, batch_sampling=self.batch_sampling)
         one_of(CLIENT_WEIGHTINGS, client_weighting=self.client_weighting)
         positive(local_lr=self.local_lr, server_lr=self.server_lr)
-        _at_least(0, seed=self.seed)
+        whole_number(0, seed=self.seed)
         if self.seed >= 2**63:
             raise InputError(f"seed = {self.seed} is too large: choose an integer below 2**63.")
 
@@ -251,14 +250,14 @@ class Plan:
     def _exists(self, **values: int) -> None:
         """Raise `InputError` unless the named client or round is one of the plan's."""
         for name, value in values.items():
-            _at_least(0, **{name: value})
+            whole_number(0, **{name: value})
             bound = self.clients if name == "client" else self.rounds
             if value >= bound:
                 raise InputError(f"{name} = {value} does not exist: the plan has {name}s 0 to {bound - 1}.")
 
     def _holds_a_batch(self, client_size: int) -> None:
         """Raise `InputError` if a client of this size cannot fill a batch with different examples."""
-        _at_least(1, client_size=client_size)
+        whole_number(1, client_size=client_size)
         if self.batch_size > client_size:
             raise InputError(
                 f"batch_size = {self.batch_size} is more than the client's {client_size} examples: choose a "
@@ -274,10 +273,3 @@ def _generator(seed: int, *key: int) -> np.random.Generator:
 @functools.lru_cache(maxsize=4)  # all rounds of an epoch cut the same order
 def _order(seed: int, epoch: int, clients: int) -> np.ndarray:
     return _generator(seed, _PARTICIPANTS, epoch).permutation(clients)
-
-
-def _at_least(low: int, **values: int) -> None:
-    """Raise `InputError` unless every value is an integer of at least low."""
-    for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-            raise InputError(f"{name} = {value!r} must be an integer of at least {low}.")

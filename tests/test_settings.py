@@ -80,7 +80,7 @@ def test_assignments():
     for words in (["a"], ["=1"], ["a="], ["a=1", "a=2"]):
         with pytest.raises(InputError):
             parse_assignments(words)
-    with pytest.raises(InputError, match="choose it with PROFILE=… .* quick, full .did you mean quick."):
+    with pytest.raises(InputError, match=r"choose it with PROFILE=… .* quick, full \(did you mean quick\?\)"):
         parse_assignments(["profile=quik"])
 
 

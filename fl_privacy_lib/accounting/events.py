@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib._checks import InputError, one_of, whole_number
 
 Unit = Literal["example", "client", "local_report"]
 Relation = Literal["add_remove", "replace_one"]
@@ -78,8 +77,7 @@ class Event:
             raise InputError(
                 f"noise_multiplier = {self.noise_multiplier} must be a finite number greater than 0."
             )
-        if not isinstance(self.uses, Integral) or isinstance(self.uses, bool) or self.uses < 1:
-            raise InputError(f"uses = {self.uses!r} must be a whole number of releases, at least 1.")
+        whole_number(1, uses=self.uses)
         if self.sampling == "none" and self.sampling_rate != 1:
             raise InputError(
                 f"sampling = 'none' with sampling_rate = {self.sampling_rate} is a contradiction: "

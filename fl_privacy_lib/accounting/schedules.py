@@ -8,21 +8,14 @@ import math
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, positive
+from fl_privacy_lib._checks import InputError, positive, whole_number
 from fl_privacy_lib.accounting.composition import STEP_DELTA, step_epsilon
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Sampling, Unit
 
 
 def _time(steps: int) -> Floats:
-    if isinstance(steps, bool) or steps != int(steps) or steps < 1:
-        raise InputError(f"steps = {steps!r} must be a whole number, at least 1.")
+    whole_number(1, steps=steps)
     return np.arange(int(steps)) / int(steps)  # t / T, [steps]
-
-
-def _count(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or value != int(value) or value < 1:
-            raise InputError(f"{name} = {value!r} must be a whole number, at least 1.")
 
 
 def constant(value: float, steps: int) -> Floats:
@@ -52,7 +45,7 @@ def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
     array([15., 15., 10., 10.])
     """
     positive(start=start, end=end)
-    _count(stairs=stairs)
+    whole_number(1, stairs=stairs)
     # Whole-number arithmetic: 0.3 · 10 would fall one stair short.
     climbed = np.arange(_time(steps).size) * stairs // steps
     return start + (end - start) * climbed / stairs
@@ -81,7 +74,7 @@ def triangular(low: float, high: float, steps: int, cycles: int = 1, decay: floa
     array([1., 3., 5., 3., 1., 2., 3., 2.])
     """
     positive(low=low, high=high, decay=decay)
-    _count(cycles=cycles)
+    whole_number(1, cycles=cycles)
     phase = _time(steps) * cycles
     cycle = np.floor(phase)
     wave = 1 - np.abs(2 * (phase - cycle) - 1)
@@ -102,7 +95,7 @@ def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
     array([15.  , 13.54, 10.  ,  6.46])
     """
     positive(start=start, end=end)
-    _count(cycles=cycles)
+    whole_number(1, cycles=cycles)
     length = math.ceil(steps / cycles)
     phase = np.arange(_time(steps).size) % length / length
     return end + (start - end) / 2 * (1 + np.cos(np.pi * phase))

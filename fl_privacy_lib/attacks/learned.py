@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fl_privacy_lib._checks import InputError, in_range, positive
+from fl_privacy_lib._checks import InputError, in_range, positive, whole_number
 from fl_privacy_lib.attacks.objective import as_gradient
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
 from fl_privacy_lib.defenses.noise import keyed_generator
@@ -60,9 +60,7 @@ class LearnedAttack:
         in_range(1e-9, 1 - 1e-9, held_out=self.held_out)
         counts = {"public_images": LEAST, "projection": 1, "views": 1, "hidden": 1, "epochs": 1, "batch": 1, "seed": 0}
         for name, least in counts.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise InputError(f"{name} = {value!r} must be a whole number of at least {least}.")
+            whole_number(least, **{name: getattr(self, name)})
 
 
 def _network(features: int, hidden: int, mean: torch.Tensor, generator: torch.Generator) -> nn.Sequential:

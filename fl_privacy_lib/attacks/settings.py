@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole_number
 from fl_privacy_lib.attacks.masks import MASKS
 from fl_privacy_lib.attacks.objective import DISTANCES
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
@@ -73,9 +73,7 @@ class Attack:
         positive(learning_rate=self.learning_rate, max_iterations=self.max_iterations, stop_loss=self.stop_loss)
         in_range(0, math.inf, tv=self.tv)
         for name, least in (("max_iterations", 1), ("steps", 1), ("tries", 1), ("restarts", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise InputError(f"{name} = {value!r} must be a whole number of at least {least}.")
+            whole_number(least, **{name: getattr(self, name)})
         window, fraction = self.stall
         if not isinstance(window, int) or window < 1 or not 0 <= fraction < 1:
             raise InputError(f"stall = {self.stall} must be (iterations ≥ 1, fraction in [0, 1)), such as (10, 0.01).")

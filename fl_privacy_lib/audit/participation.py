@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, hypergeom
 
-from fl_privacy_lib._checks import InputError, positive
+from fl_privacy_lib._checks import InputError, positive, whole_number
 from fl_privacy_lib.accounting.events import Floats, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta
 from fl_privacy_lib.sampling import Plan
@@ -38,8 +38,9 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
     >>> participations(two, holders=2).round(3)
     array([0.167, 0.667, 0.167])
     """
-    if isinstance(holders, bool) or holders != int(holders) or not 1 <= holders <= plan.clients:
-        raise InputError(f"holders = {holders!r} must be a whole number from 1 to the plan's {plan.clients} clients.")
+    whole_number(1, holders=holders)
+    if holders > plan.clients:
+        raise InputError(f"holders = {holders} is more than the plan's {plan.clients} clients: lower it.")
     trials, whole = int(holders) * plan.rounds, plan.client_sampling != "one_pass"
     if whole and (plan.client_sampling == "poisson" or holders == 1):
         return binom.pmf(np.arange(trials + 1), trials, plan.client_rate)

@@ -6,11 +6,10 @@ therefore reports it (`Partition.holders`), together with how often one client h
 """
 
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, in_range
+from fl_privacy_lib._checks import InputError, in_range, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +88,6 @@ class Partition:
         return np.array([len(np.unique(labels[held])) for held in self.indices])
 
 
-def _whole(**values: int) -> None:
-    """Raise `InputError` unless every value is an integer of at least 1."""
-    for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} = {value} must be an integer of at least 1.")
-
-
 def _fits(examples_per_client: int, examples: int) -> None:
     """Raise `InputError` if a client would need more different examples than there are."""
     if examples_per_client > examples:
@@ -151,7 +143,7 @@ def two_shards(
     >>> split.sizes.tolist() == [10] * 20, int(split.holders().max())
     (True, 2)
     """
-    _whole(clients=clients, examples_per_client=examples_per_client)
+    whole_number(1, clients=clients, examples_per_client=examples_per_client)
     if examples_per_client % 2:
         raise InputError(
             f"examples_per_client = {examples_per_client} is odd: two equal shards need an even number."
@@ -199,7 +191,7 @@ def some_classes(
     InputError
         If a number is not a positive integer, or too large.
     """
-    _whole(clients=clients, examples_per_client=examples_per_client, classes=classes)
+    whole_number(1, clients=clients, examples_per_client=examples_per_client, classes=classes)
     labels = np.asarray(labels)
     _fits(examples_per_client, len(labels))
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -216,7 +208,7 @@ def some_classes(
 
 def full_copies(examples: int, clients: int) -> Partition:
     """Give every client the whole training set, in the same order; each example has ``clients`` holders."""
-    _whole(examples=examples, clients=clients)
+    whole_number(1, examples=examples, clients=clients)
     return Partition("full copies", (np.arange(examples),) * clients, examples)
 
 
@@ -251,7 +243,7 @@ def iid(examples: int, clients: int, examples_per_client: int, rng: np.random.Ge
     >>> iid(10, 6, 3, np.random.default_rng(0)).holders().max()
     2
     """
-    _whole(examples=examples, clients=clients, examples_per_client=examples_per_client)
+    whole_number(1, examples=examples, clients=clients, examples_per_client=examples_per_client)
     _fits(examples_per_client, examples)
     portions = examples // examples_per_client
     indices: list[np.ndarray] = []
@@ -290,7 +282,7 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Gen
     example, drawn at random from the client that is largest at that moment. This changes the law as little
     as possible, and always ends, which drawing again would not.
     """
-    _whole(clients=clients)
+    whole_number(1, clients=clients)
     in_range(1e-3, 1e6, alpha=alpha)
     labels = np.asarray(labels)
     if clients > len(labels):

@@ -7,7 +7,7 @@ is used, how far it can move a release, or how much noise covers it.
 import math
 from dataclasses import dataclass
 
-from fl_privacy_lib._checks import InputError, one_of, whole
+from fl_privacy_lib._checks import InputError, one_of, whole_number
 from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
 from fl_privacy_lib.defenses.clipping import Clip
 from fl_privacy_lib.defenses.holding import Holding
@@ -262,7 +262,7 @@ def events(
         z = 1 / told.mu  # the uses of one participation together
         clients: Sampling = "fixed" if plan.client_sampling == "fixed" else "poisson"
         return (Event(plan.client_rate, z, unit, relation, uses=plan.rounds, sampling=clients),)
-    whole(1, participations=participations)
+    whole_number(1, participations=participations)
     uses = int(participations) * told.uses
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
     if batches is None:

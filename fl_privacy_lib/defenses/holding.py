@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fl_privacy_lib._checks import InputError, whole
+from fl_privacy_lib._checks import InputError, whole_number
 from fl_privacy_lib.data.partition import Partition
 
 
@@ -43,7 +43,7 @@ class Holding:
 
     def __post_init__(self) -> None:
         for name in ("examples", "client_size", "tensors", "holders", "repeats"):
-            whole(1, **{name: getattr(self, name)})
+            whole_number(1, **{name: getattr(self, name)})
         if self.repeats > self.client_size:
             raise InputError(f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it.")
 

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, log_expit
 from scipy.stats import binom
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole_number
 from fl_privacy_lib.accounting.events import Floats
 
 CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
@@ -190,7 +190,7 @@ class PerturbedEncoding(_Group):
 
     def __post_init__(self) -> None:
         _check_epsilon(self.epsilon)
-        _check_k(self.k)
+        whole_number(1, k=self.k)
         one_of(READINGS, reading=self.reading)
 
     def log_odds(self, d: int) -> float:
@@ -232,7 +232,7 @@ class PerturbedSampling(_Group):
 
     def __post_init__(self) -> None:
         _check_epsilon(self.epsilon)
-        _check_k(self.k)
+        whole_number(1, k=self.k)
 
     def _group_law(self, d: int) -> tuple[float, float, float]:
         down = math.exp(-self.epsilon)
@@ -249,7 +249,7 @@ class TopK(_Group):
     epsilon: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
-        _check_k(self.k)
+        whole_number(1, k=self.k)
 
     def _group_law(self, d: int) -> tuple[float, float, float]:
         return 1 / self.k, 0.0, 0.0
@@ -320,11 +320,6 @@ def _calibrated(epsilon: float, k: int, d: int) -> float:
 def _check_epsilon(epsilon: float) -> None:
     positive(epsilon=epsilon)
     in_range(0, LARGEST_EPSILON, epsilon=epsilon)
-
-
-def _check_k(k: int) -> None:
-    if k < 1 or k != int(k):
-        raise InputError(f"k = {k} must be a whole number of at least 1: how many dimensions count as important.")
 
 
 def _check_dimensions(d: int, k: int = 1) -> None:

@@ -15,6 +15,8 @@ from fl_privacy_lib.data.partition import Partition
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.route import ClientContext, Context, Defense
+from fl_privacy_lib.federated.compiled.network import Network
+from fl_privacy_lib.federated.compiled.participation import Bench
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
 from fl_privacy_lib.federated.participation import Tap, Taps, participate
 from fl_privacy_lib.federated.reduction import Block
@@ -35,8 +37,8 @@ class Job:
 
     Attributes
     ----------
-    stack : the model in the fast engine's form, or None for the generic path
-    chunk : clients that the fast engine stacks
+    form : the model in the form of the compiled or the stacked engine, or None for the generic path
+    chunk : clients that the stacked engine takes together
     loss : what the clients minimise
     """
 
@@ -45,7 +47,7 @@ class Job:
     partition: Partition
     plan: Plan
     defense: Defense
-    stack: Stack | None
+    form: Network | Stack | None
     chunk: int
     loss: Loss = cross_entropy
 
@@ -91,19 +93,24 @@ def _updates(
     job: Job, weights: Parameters, round: int, ids: Sequence[int], state: dict, taps: Taps
 ) -> Iterator[tuple[int, Gradient, Reports]]:
     """Yield every client's update as it leaves the client, in the order of ids."""
+    bench = Bench(job.form, job.train, weights) if isinstance(job.form, Network) else None
     for chunk in _chunks(job, round, ids, taps):
         contexts = [_context(job, client, round, state) for client in chunk]
-        if job.stack is None or _watched(taps, chunk[0], round):
+        if job.form is None or _watched(taps, chunk[0], round):
             assert len(chunk) == 1
             own = torch.as_tensor(job.partition.indices[chunk[0]], device=job.train[0].device)
             data = (job.train[0][own], job.train[1][own])
             batches = job.plan.batches(chunk[0], len(own), round)
             own_path = (job.plan, job.defense, contexts[0], taps, job.loss)
             updates = [participate(job.model, weights, data, batches, *own_path)]
+        elif bench:
+            batches = job.positions(chunk[0], round)
+            updates = [bench.participate(batches, job.plan, job.defense, contexts[0], taps, weights)]
         else:
+            assert isinstance(job.form, Stack)
             positions = [job.positions(client, round) for client in chunk]
             updates = participate_stacked(
-                job.stack, weights, job.train, positions, job.plan, job.defense, contexts, taps
+                job.form, weights, job.train, positions, job.plan, job.defense, contexts, taps
             )
         for client, update, ctx in zip(chunk, updates, contexts, strict=True):
             yield client, update, ctx.reports
@@ -122,7 +129,7 @@ def _chunks(job: Job, round: int, ids: Sequence[int], taps: Taps) -> Iterator[li
     """
     on_cpu = job.train[0].device.type == "cpu"
     unequal = job.plan.batch_sampling == "poisson"
-    width = 1 if job.stack is None or (on_cpu and unequal) else job.chunk
+    width = 1 if not isinstance(job.form, Stack) or (on_cpu and unequal) else job.chunk
     chunk: list[int] = []
     for client in ids:
         if _watched(taps, client, round):

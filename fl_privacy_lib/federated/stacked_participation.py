@@ -84,7 +84,7 @@ def participate_stacked(
         update = {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()}
         update = defense.per_client(update, ctx) if defense.per_client else update
         updates.append(update)
-        _keep(update, np.concatenate(batches[i]), weights, train, plan, defense, ctx, taps)
+        keep_update(update, np.concatenate(batches[i]), weights, train, plan, defense, ctx, taps)
     return updates
 
 
@@ -173,7 +173,7 @@ def _step_by_stage(
             w.sub_(plan.local_lr * changed[name])
 
 
-def _keep(
+def keep_update(
     update: Gradient,
     used: np.ndarray,
     weights: Parameters,

@@ -145,13 +145,16 @@ def softmax(logits, label, classes):
     largest = logits[0]
     for k in range(1, classes):
         largest = max(largest, logits[k])
-    mass = np.float32(0)
+    others = np.float32(0)
     for k in range(classes):
         logits[k] = math.exp(max(logits[k] - largest, np.float32(-60)))
-        mass += logits[k]
+        if k != label:
+            others += logits[k]
+    mass = others + logits[label]
+    logits[label] = -others  # p − 1 would be lost where p is nearly 1
     square = np.float64(0)  # in double precision: the square of a small number would be lost
     for k in range(classes):
-        g = logits[k] / mass - np.float32(k == label)
+        g = logits[k] / mass
         if abs(g) < TINY:
             g = np.float32(0)
         logits[k] = g

@@ -7,7 +7,7 @@ of the logits' gradient g and the features a, so its norm is ‖g‖ ‖a‖.
 """
 
 import math
-from typing import NamedTuple
+from collections import namedtuple
 
 from fl_privacy_lib.federated.compiled.convolutions import (
     FIRST,
@@ -48,26 +48,10 @@ SLICE = 6  # examples: their gradients of the second weights fill half of a 1 Mi
 TENSORS = 3
 
 
-class Work(NamedTuple):
-    """The addresses of the CNN's memory between its layers; see `sizes`."""
-
-    middle: int
-    middle_marks: int
-    features: int
-    feature_marks: int
-    transformed: int
-    tiles: int
-    outputs: int
-    feature_gradient: int
-    middle_gradient: int
-    first: int
-    second: int
-    tile_values: int
-    tile_channels: int
-    tile_counts: int
-    channel_factors: int
-    channel_patches: int
-    channel_counts: int
+Work = namedtuple("Work", "middle middle_marks features feature_marks transformed tiles outputs feature_gradient "
+                  "middle_gradient first second tile_values tile_channels tile_counts channel_factors channel_patches "
+                  "channel_counts")  # fmt: skip
+"""The addresses of the CNN's memory between its layers; see `sizes`."""
 
 
 def sizes(channels: int, size: int) -> Work:

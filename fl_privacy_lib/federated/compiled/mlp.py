@@ -6,7 +6,7 @@ the layer's input h and its output's gradient g, so its norm is ‖h‖ ‖g‖,
 """
 
 import math
-from typing import NamedTuple
+from collections import namedtuple
 
 from fl_privacy_lib.federated.compiled.steps import (
     ADD,
@@ -32,11 +32,8 @@ from fl_privacy_lib.federated.compiled.vectors import after, floats, longs
 SLICE = 4 * ROWS  # examples
 
 
-class Work(NamedTuple):
-    """The addresses of every layer's input [SLICE, width] and of its gradient, layer after layer, rows padded."""
-
-    inputs: int
-    gradients: int
+Work = namedtuple("Work", "inputs gradients")
+"""The addresses of every layer's input [SLICE, width] and of its gradient, layer after layer, rows padded."""
 
 
 def padded(width: int) -> int:

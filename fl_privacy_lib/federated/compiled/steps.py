@@ -6,7 +6,7 @@ sum of a batch's clipped gradients. A kernel gets the addresses of all memories 
 """
 
 import math
-from typing import NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
@@ -42,38 +42,20 @@ NONE, LAYER, ALL = 0, 1, 2  # what a clipping bound is compared with
 TINY = np.float32(1e-25)  # smaller gradients of a logit count as zero: denormal numbers are slow
 
 
-class Memory(NamedTuple):
-    """The addresses of what a participation reads and writes.
+Memory = namedtuple("Memory", "x y positions ends weights start way sums tensors state bounds stds norms factors "
+                    "logits hits")  # fmt: skip
+"""The addresses of what a participation reads and writes.
 
-    Attributes
-    ----------
-    x, y : all examples, float32 [N, …], and labels, int64 [N]
-    positions, ends : every batch's positions in x, one after another, and where each batch begins and ends [L + 1]
-    weights, start, way, sums : float32 [P]
-    tensors : where each of the M tensors begins, and P, int64 [M + 1]
-    state : the noise's, uint32 [4, 16]
-    bounds, stds : of each tensor, float32 [M]: what it is clipped to, and its noise on the batch's mean
-    norms, factors : of each example of a batch and each tensor, float32 [B, M]
-    logits : float32 [slice, classes]
-    hits : the number of right answers, int64 [1]
-    """
-
-    x: int
-    y: int
-    positions: int
-    ends: int
-    weights: int
-    start: int
-    way: int
-    sums: int
-    tensors: int
-    state: int
-    bounds: int
-    stds: int
-    norms: int
-    factors: int
-    logits: int
-    hits: int
+x, y : all examples, float32 [N, …], and labels, int64 [N]
+positions, ends : every batch's positions in x, one after another, and where each batch begins and ends [L + 1]
+weights, start, way, sums : float32 [P]
+tensors : where each of the M tensors begins, and P, int64 [M + 1]
+state : the noise's, uint32 [4, 16]
+bounds, stds : of each tensor, float32 [M]: what it is clipped to, and its noise on the batch's mean
+norms, factors : of each example of a batch and each tensor, float32 [B, M]
+logits : float32 [slice, classes]
+hits : the number of right answers, int64 [1]
+"""
 
 
 @inner

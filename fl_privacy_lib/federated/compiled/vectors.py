@@ -6,6 +6,7 @@ anything. W is `target.WIDTH`. No operation is reordered, except where `total` a
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -38,35 +39,34 @@ class LanesModel(PrimitiveModel):
 
 
 FLOATS, INTS, BITS = Lanes("float"), Lanes("int"), Lanes("bit")
-_F, _I = ir.VectorType(FLOAT, W), ir.VectorType(INT, W)
+_F, _I, _B = (ir.VectorType(kind, W) for kind in (FLOAT, INT, BYTE))
 FLOAT_POINTER, INT_POINTER = types.CPointer(types.float32), types.CPointer(types.int32)
 LONG_POINTER, BYTE_POINTER = types.CPointer(types.int64), types.CPointer(types.uint8)
 ELEMENTS = {FLOAT_POINTER: FLOAT, INT_POINTER: INT, LONG_POINTER: ir.IntType(64), BYTE_POINTER: BYTE}
 
 
-def operation(result: types.Type | Callable[..., types.Type]) -> Callable[[Callable[..., Any]], Any]:
+def operation(result: types.Type | Callable[..., types.Type], emit: Callable[..., Any]) -> Any:
     """Make an operation for kernels of ``emit(builder, types, *values)``, which writes its LLVM instructions.
 
     `result` is the type that it returns, or a function from the arguments' types to it.
     """
 
-    def define(emit: Callable[..., Any]) -> Any:
-        def typed(*given: Any) -> Any:
-            kind = result if isinstance(result, types.Type) else result(*given)
+    def typed(*given: Any) -> Any:
+        kind = result if isinstance(result, types.Type) else result(*given)
 
-            def lower(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-                done = emit(builder, given, *values)
-                return context.get_dummy_value() if kind is types.void else done
+        def lower(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            done = emit(builder, given, *values)
+            return context.get_dummy_value() if kind is types.void else done
 
-            return kind(*given), lower
+        return kind(*given), lower
 
-        names = ", ".join(list(signature(emit).parameters)[2:])  # numba asks for named arguments
-        definition = eval(f"lambda context, {names}: typed({names})", {"typed": typed})
-        definition.__name__ = emit.__name__
-        definition.__doc__ = emit.__doc__
-        return intrinsic(prefer_literal=True)(definition)
+    names = ", ".join(list(signature(emit).parameters)[2:])  # numba asks for named arguments
+    return intrinsic(prefer_literal=True)(eval(f"lambda context, {names}: typed({names})", {"typed": typed}))
 
-    return define
+
+def unrolled(result: types.Type | Callable[..., types.Type]) -> Callable[[Callable[..., Any]], Any]:
+    """Make an operation of the function below."""
+    return partial(operation, result)
 
 
 def _block(*given: Any) -> Any:
@@ -121,213 +121,91 @@ def _whole(builder: Any, parts: Sequence[Any]) -> Any:
     return cgutils.pack_array(builder, list(parts))
 
 
-# ---- pointers
+def _place(builder: Any, kind: Any, pointer: Any, index: Any) -> Any:
+    """Emit the address of a vector at an index of its elements."""
+    return builder.bitcast(builder.gep(pointer, [index], source_etype=kind.element), kind.as_pointer())
 
 
-def _address(pointer: Any, name: str) -> Any:
-    def emit(builder: Any, given: Any, address: Any) -> Any:
-        return builder.inttoptr(address, ELEMENTS[pointer].as_pointer())
-
-    emit.__name__, emit.__doc__ = name, "Return the pointer to an address."
-    return operation(pointer)(emit)
+def _read(builder: Any, kind: Any, pointer: Any, index: Any) -> Any:
+    return builder.load(_place(builder, kind, pointer, index), align=1, typ=kind)
 
 
-floats, ints = _address(FLOAT_POINTER, "floats"), _address(INT_POINTER, "ints")
-longs, codes = _address(LONG_POINTER, "longs"), _address(BYTE_POINTER, "codes")
+def _cast(builder: Any, value: Any, kind: Any) -> Any:
+    """Emit a number as a float or integer of 32 bits."""
+    if value.type == kind:
+        return value
+    return builder.fptrunc(value, kind) if kind == FLOAT else builder.trunc(value, kind)
 
 
-@operation(lambda pointer, step: pointer)
-def after(builder, given, pointer, step):
-    """Return the pointer `step` elements further on."""
-    return builder.gep(pointer, [step], source_etype=ELEMENTS[given[0]])
+def _pointer(kind: types.CPointer) -> Any:
+    return operation(kind, lambda b, t, address: b.inttoptr(address, ELEMENTS[kind].as_pointer()))
 
 
-# ---- one vector
+def _shift(method: str) -> Any:
+    return operation(INTS, lambda b, t, x, count: getattr(b, method)(x, _I([t[1].literal_value] * W)))
 
 
-@operation(FLOATS)
-def load(builder, given, pointer, index):
-    """Return the W floats from an index on."""
-    return _load(builder, pointer, index)
+# pointers: from an address; `step` elements further on
+floats, ints, longs, codes = map(_pointer, (FLOAT_POINTER, INT_POINTER, LONG_POINTER, BYTE_POINTER))
+after = operation(lambda p, step: p, lambda b, t, p, step: b.gep(p, [step], source_etype=ELEMENTS[t[0]]))
 
+# one vector in memory: load(pointer, index), store(pointer, index, vector); codes are bytes there and integers here
+load = operation(FLOATS, lambda b, t, p, i: _load(b, p, i))
+store = operation(types.void, lambda b, t, p, i, x: _store(b, x, p, i))
+load_ints = operation(INTS, lambda b, t, p, i: _read(b, _I, p, i))
+store_ints = operation(types.void, lambda b, t, p, i, x: b.store(x, _place(b, _I, p, i), align=1))
+load_codes = operation(INTS, lambda b, t, p, i: b.zext(_read(b, _B, p, i), _I))
+store_codes = operation(types.void, lambda b, t, p, i, x: b.store(b.trunc(x, _B), _place(b, _B, p, i), align=1))
 
-@operation(types.void)
-def store(builder, given, pointer, index, value):
-    """Write W floats from an index on."""
-    _store(builder, value, pointer, index)
+# one vector: W times a number; x y + z rounded once; sum, difference, product; √x; the sum of the W numbers
+spread = operation(FLOATS, lambda b, t, x: _spread(b, _cast(b, x, FLOAT)))
+spread_int = operation(INTS, lambda b, t, x: _spread(b, _cast(b, x, INT)))
+fma = operation(FLOATS, lambda b, t, x, y, z: _fma(b, x, y, z))
+add = operation(lambda x, y: x, lambda b, t, x, y: b.fadd(x, y) if t[0] is FLOATS else b.add(x, y))
+sub = operation(lambda x, y: x, lambda b, t, x, y: b.fsub(x, y) if t[0] is FLOATS else b.sub(x, y))
+mul = operation(FLOATS, lambda b, t, x, y: b.fmul(x, y))
+root = operation(FLOATS, lambda b, t, x: _call(b, f"llvm.sqrt.v{W}f32", _F, x))
+total = operation(types.float32, lambda b, t, x: _call(
+    b, f"llvm.vector.reduce.fadd.v{W}f32", FLOAT, FLOAT(0.0), x, fastmath=("reassoc",)))  # fmt: skip
 
+# masks: where x > y or either is no number; where two integers are equal; x where the mask is set, else y
+above = operation(BITS, lambda b, t, x, y: b.fcmp_unordered(">", x, y))
+same = operation(BITS, lambda b, t, x, y: b.icmp_signed("==", x, y))
+choose = operation(lambda mask, x, y: x, lambda b, t, mask, x, y: b.select(mask, x, y))
 
-@operation(FLOATS)
-def spread(builder, given, value):
-    """Return W times the same float."""
-    return _spread(builder, builder.fptrunc(value, FLOAT) if value.type != FLOAT else value)
-
-
-@operation(INTS)
-def spread_int(builder, given, value):
-    """Return W times the same integer."""
-    return _spread(builder, builder.trunc(value, INT) if value.type.width > 32 else value)
-
-
-@operation(FLOATS)
-def fma(builder, given, a, b, c):
-    """Return a b + c, rounded once."""
-    return _fma(builder, a, b, c)
-
-
-@operation(lambda a, b: a)
-def add(builder, given, a, b):
-    """Return a + b."""
-    return builder.fadd(a, b) if given[0] is FLOATS else builder.add(a, b)
-
-
-@operation(lambda a, b: a)
-def sub(builder, given, a, b):
-    """Return a − b."""
-    return builder.fsub(a, b) if given[0] is FLOATS else builder.sub(a, b)
-
-
-@operation(FLOATS)
-def mul(builder, given, a, b):
-    """Return a b."""
-    return builder.fmul(a, b)
-
-
-@operation(FLOATS)
-def root(builder, given, a):
-    """Return √a."""
-    return _call(builder, f"llvm.sqrt.v{W}f32", _F, a)
-
-
-@operation(types.float32)
-def total(builder, given, a):
-    """Return the sum of the W numbers."""
-    return _call(builder, f"llvm.vector.reduce.fadd.v{W}f32", FLOAT, FLOAT(0.0), a, fastmath=("reassoc",))
-
-
-@operation(BITS)
-def above(builder, given, a, b):
-    """Return where a > b, or either is no number."""
-    return builder.fcmp_unordered(">", a, b)
-
-
-@operation(BITS)
-def same(builder, given, a, b):
-    """Return where two integers are equal."""
-    return builder.icmp_signed("==", a, b)
-
-
-@operation(lambda mask, a, b: a)
-def choose(builder, given, mask, a, b):
-    """Return a where the mask is set, b elsewhere."""
-    return builder.select(mask, a, b)
-
-
-# ---- integers
-
-
-@operation(INTS)
-def load_ints(builder, given, pointer, index):
-    """Return the W integers from an index on."""
-    place = builder.gep(pointer, [index], source_etype=INT)
-    return builder.load(builder.bitcast(place, _I.as_pointer()), align=4, typ=_I)
-
-
-@operation(types.void)
-def store_ints(builder, given, pointer, index, value):
-    """Write W integers from an index on."""
-    place = builder.gep(pointer, [index], source_etype=INT)
-    builder.store(value, builder.bitcast(place, _I.as_pointer()), align=4)
-
-
-@operation(INTS)
-def load_codes(builder, given, pointer, index):
-    """Return the W bytes from an index on, as integers."""
-    kind = ir.VectorType(BYTE, W)
-    place = builder.gep(pointer, [index], source_etype=BYTE)
-    return builder.zext(builder.load(builder.bitcast(place, kind.as_pointer()), align=1, typ=kind), _I)
-
-
-@operation(types.void)
-def store_codes(builder, given, pointer, index, value):
-    """Write W integers as bytes, from an index on."""
-    kind = ir.VectorType(BYTE, W)
-    place = builder.gep(pointer, [index], source_etype=BYTE)
-    builder.store(builder.trunc(value, kind), builder.bitcast(place, kind.as_pointer()), align=1)
-
-
-@operation(INTS)
-def xor(builder, given, a, b):
-    """Return the bits in which a and b differ."""
-    return builder.xor(a, b)
-
-
-@operation(INTS)
-def both(builder, given, a, b):
-    """Return the bits that a and b have in common."""
-    return builder.and_(a, b)
-
-
-@operation(INTS)
-def left(builder, given, a, count):
-    """Return a shifted to the left by a constant."""
-    return builder.shl(a, _I([given[1].literal_value] * W))
-
-
-@operation(INTS)
-def right(builder, given, a, count):
-    """Return a shifted to the right by a constant, zeros coming in."""
-    return builder.lshr(a, _I([given[1].literal_value] * W))
-
-
-@operation(INTS)
-def right_signed(builder, given, a, count):
-    """Return a shifted to the right by a constant, copies of the sign coming in."""
-    return builder.ashr(a, _I([given[1].literal_value] * W))
-
-
-@operation(FLOATS)
-def to_float(builder, given, a):
-    """Return integers as floats."""
-    return builder.sitofp(a, _F)
-
-
-@operation(FLOATS)
-def as_float(builder, given, a):
-    """Return the floats of which these are the bits."""
-    return builder.bitcast(a, _F)
-
-
-@operation(INTS)
-def as_int(builder, given, a):
-    """Return the bits of floats."""
-    return builder.bitcast(a, _I)
+# bits: the differing and the common ones; shifts by a constant; numbers as floats; the same bits as another kind
+xor = operation(INTS, lambda b, t, x, y: b.xor(x, y))
+both = operation(INTS, lambda b, t, x, y: b.and_(x, y))
+left, right, right_signed = map(_shift, ("shl", "lshr", "ashr"))
+to_float = operation(FLOATS, lambda b, t, x: b.sitofp(x, _F))
+as_float = operation(FLOATS, lambda b, t, x: b.bitcast(x, _F))
+as_int = operation(INTS, lambda b, t, x: b.bitcast(x, _I))
 
 
 # ---- blocks
 
 
-@operation(_block)
+@unrolled(_block)
 def zeros(builder, given, count):
     """Return a block of `count` (a constant) vectors of zeros."""
     return _whole(builder, [ir.Constant(_F, [0.0] * W)] * given[0].literal_value)
 
 
-@operation(_block)
+@unrolled(_block)
 def loads(builder, given, count, pointer, index, stride):
     """Return `count` (a constant) vectors that begin `stride` floats apart."""
     step = given[3].literal_value
     return _whole(builder, [_load(builder, pointer, index, k * step) for k in range(given[0].literal_value)])
 
 
-@operation(types.void)
+@unrolled(types.void)
 def stores(builder, given, block, pointer, index, stride):
     """Write the vectors of a block, each `stride` (a constant) floats after the one before."""
     for k, part in enumerate(_parts(builder, block)):
         _store(builder, part, pointer, index, k * given[3].literal_value)
 
 
-@operation(_block)
+@unrolled(_block)
 def axpy(builder, given, block, factor, other):
     """Return block + factor · other, for a number and two blocks."""
     f = _spread(builder, factor)
@@ -335,14 +213,14 @@ def axpy(builder, given, block, factor, other):
     return _whole(builder, [_fma(builder, f, b, a) for a, b in pairs])
 
 
-@operation(_block)
+@unrolled(_block)
 def multiply_add(builder, given, block, a, b):
     """Return block + a · b, vector by vector, for three blocks."""
     parts = zip(_parts(builder, block), _parts(builder, a), _parts(builder, b), strict=True)
     return _whole(builder, [_fma(builder, p, q, c) for c, p, q in parts])
 
 
-@operation(FLOATS)
+@unrolled(FLOATS)
 def squares(builder, given, block, value):
     """Return value + the sum of the block's squares, lane by lane."""
     for part in _parts(builder, block):
@@ -350,7 +228,7 @@ def squares(builder, given, block, value):
     return value
 
 
-@operation(_block)
+@unrolled(_block)
 def outer(builder, given, block, rows, a, i, stride, b, j):
     """Return the block [rows, vectors] + a column of a times a row of b.
 
@@ -368,7 +246,7 @@ def outer(builder, given, block, rows, a, i, stride, b, j):
     return _whole(builder, sums)
 
 
-@operation(_block)
+@unrolled(_block)
 def taps(builder, given, block, factor, pointer, index, row, column):
     """Return nine sums + factor times the 3×3 vectors whose rows and columns lie `row` and `column` floats apart."""
     sums, f = _parts(builder, block), _spread(builder, factor)
@@ -383,7 +261,7 @@ def _tap(builder: Any, pointer: Any, index: Any, row: Any, column: Any, tap: int
     return _at(builder, place, builder.mul(column, column.type(tap % 3)))
 
 
-@operation(types.void)
+@unrolled(types.void)
 def add_taps(builder, given, block, pointer, index, row, column):
     """Add nine vectors to the 3×3 vectors in memory."""
     for tap, part in enumerate(_parts(builder, block)):
@@ -391,7 +269,7 @@ def add_taps(builder, given, block, pointer, index, row, column):
         _store(builder, builder.fadd(_load(builder, place), part), place)
 
 
-@operation(_block)
+@unrolled(_block)
 def windows(builder, given, block, weights, j, image, i, row):
     """Return the sums of a 3×3 convolution at the four positions of a pooling window, for two vectors of channels.
 
@@ -407,7 +285,7 @@ def windows(builder, given, block, weights, j, image, i, row):
     return _whole(builder, sums)
 
 
-@operation(_block)
+@unrolled(_block)
 def window_gradients(builder, given, block, parts, image, i, row):
     """Return nine sums + each tap's pixels times the gradient's parts at a window's four positions."""
     sums, pieces = _parts(builder, block), _parts(builder, parts)
@@ -424,7 +302,7 @@ def _pixel(builder: Any, image: Any, i: Any, row: Any, tap: int, position: int) 
     return _number(builder, place, tap % 3 + position % 2)
 
 
-@operation(_block)
+@unrolled(_block)
 def transposed(builder, given, block):
     """Return W vectors of W numbers with rows and columns exchanged."""
     rows, step = _parts(builder, block), 1

@@ -95,9 +95,8 @@ def test_an_empty_batch_gives_noise_alone():
 
 def test_a_padded_chunk_is_masked():
     """What a GPU does with batches of different sizes, done here on a CPU."""
-    from fl_privacy_lib.defenses.route import ClientContext
-    from fl_privacy_lib.federated.participation import Taps
-    from fl_privacy_lib.federated.stacked_participation import participate_stacked
+    from fl_privacy_lib.defenses.stage import ClientContext
+    from fl_privacy_lib.federated.stacked_participation import StackedEngine
 
     model, train, _ = scene("mnist_cnn")
     plan, weights, form = plan_of(3, local_iterations=2), parameters_of(model), stack(model, (1, 28, 28))
@@ -107,9 +106,7 @@ def test_a_padded_chunk_is_masked():
 
         def run(chunk, defense=defense):
             contexts = [ClientContext(0, (c,), [torch.Generator()], batch_size=4) for c in chunk]
-            return participate_stacked(
-                form, weights, train, [batches[c] for c in chunk], plan, defense, contexts, Taps()
-            )
+            return StackedEngine(form, weights, train, plan, defense).train([batches[c] for c in chunk], contexts)
 
         for together, (alone,) in zip(run([0, 1, 2]), [run([c]) for c in range(3)], strict=True):
             assert oracles.relative_distance(together, alone) <= 1e-5

@@ -1,7 +1,8 @@
-"""One participation: L local iterations at a client, from the global model to the client's update."""
+"""Taps, and the engine that runs the local iterations of any model: the oracle of the faster ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,9 +12,11 @@ from fl_privacy_lib._checks import in_range, one_of
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import TAPS, ClientContext
-from fl_privacy_lib.federated.gradients import Loss, cross_entropy, example_gradients
+from fl_privacy_lib.federated.gradients import Loss, example_gradients
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
+
+Examples = tuple[torch.Tensor, torch.Tensor]  # [N, …] and labels [N]
 
 
 @dataclass(frozen=True)
@@ -97,53 +100,60 @@ class Taps:
             self.truth[tap] = truth
 
 
-def participate(
-    model: nn.Module,
-    weights: Parameters,
-    data: tuple[torch.Tensor, torch.Tensor],
-    batches: list[np.ndarray],
-    plan: Plan,
-    defense: Defense,
-    ctx: ClientContext,
-    taps: Taps,
-    loss: Loss = cross_entropy,
-) -> Gradient:
-    """Run one client's local iterations and return its update, as it leaves the client.
+class Engine(Protocol):
+    """What computes the local iterations of some clients; the walk around them stands in `rounds`."""
+
+    def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
+        """Return each client's weights after its last iteration minus those before its first.
+
+        Parameters
+        ----------
+        batches : for each client, L arrays of positions in the training examples
+        contexts : one for each client, alone: what a stage sees does not depend on who is computed beside it
+
+        Returns
+        -------
+        one update a client, tensors [1, …], before the stage per_client
+        """
+
+
+@dataclass(frozen=True)
+class GenericEngine:
+    """Every example's gradient by automatic differentiation, one client at a time: any model, any rule, every tap.
 
     Parameters
     ----------
     weights : the global model, without a client axis
-    data : this client's examples [n, …] and labels [n]
-    batches : L arrays of positions in the client's data
-
-    Returns
-    -------
-    tensors [1, …]: weights after the last iteration minus weights before the first, after per_client
+    train : all examples [N, …] and labels [N]
     """
-    client = ctx.clients[0]
-    # accumulated apart from the weights: subtracting these at the end would lose low-order bits
-    update = {name: torch.zeros_like(w)[None] for name, w in weights.items()}  # [1, …]
-    if defense.begin_client:
-        defense.begin_client(ctx)
-    seen = []
-    for iteration, positions in enumerate(batches):
-        ctx.iteration = iteration
-        index = torch.as_tensor(positions, device=data[0].device)
-        x, y = data[0][index], data[1][index]
-        seen.append(index)
-        local = {name: w + update[name] for name, w in weights.items()}  # [1, …]
-        gradients = example_gradients(model, local, x[None], y[None], loss)
-        ctx.examples, ctx.norms = (x[None], y[None]), layer_norms(gradients, leading=2)
-        example, batch = defense.local_step(gradients, ctx)
-        before = {name: w[0] for name, w in local.items()}
-        for stage, values in (("example", example), ("batch", batch)):
-            tap = Tap(stage, client, ctx.round, iteration)
-            taps.keep(tap, {name: v[0] for name, v in values.items()}, before, plan, defense, (x, y))
-        update = {name: u - plan.local_lr * batch[name] for name, u in update.items()}
-    update = defense.apply("per_client", update, ctx)
-    used = torch.unique(torch.cat(seen)) if seen else torch.zeros(0, dtype=torch.long)
-    for stage in ("update", "received"):  # the server replaces the second by what its own stage makes of it
-        tap = Tap(stage, client, ctx.round)
-        truth = (data[0][used], data[1][used])
-        taps.keep(tap, {name: u[0] for name, u in update.items()}, weights, plan, defense, truth)
-    return update
+
+    model: nn.Module
+    weights: Parameters
+    examples: Examples
+    plan: Plan
+    defense: Defense
+    loss: Loss
+    taps: Taps
+
+    def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
+        """Return each client's update; see `Engine`."""
+        return [self._client(own, ctx) for own, ctx in zip(batches, contexts, strict=True)]
+
+    def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
+        # accumulated apart from the weights: subtracting these at the end would lose low-order bits
+        update = {name: torch.zeros_like(w)[None] for name, w in self.weights.items()}  # [1, …]
+        for iteration, positions in enumerate(batches):
+            ctx.iteration = iteration
+            index = torch.as_tensor(positions, device=self.examples[0].device)
+            x, y = self.examples[0][index], self.examples[1][index]
+            local = {name: w + update[name] for name, w in self.weights.items()}  # [1, …]
+            gradients = example_gradients(self.model, local, x[None], y[None], self.loss)
+            ctx.examples, ctx.norms = (x[None], y[None]), layer_norms(gradients, leading=2)
+            example, batch = self.defense.local_step(gradients, ctx)
+            before = {name: w[0] for name, w in local.items()}
+            for stage, values in (("example", example), ("batch", batch)):
+                tap = Tap(stage, ctx.clients[0], ctx.round, iteration)
+                rows = {name: v[0] for name, v in values.items()}
+                self.taps.keep(tap, rows, before, self.plan, self.defense, (x, y))
+            update = {name: u - self.plan.local_lr * batch[name] for name, u in update.items()}
+        return update

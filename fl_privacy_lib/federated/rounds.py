@@ -16,15 +16,16 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import ClientContext, Context
+from fl_privacy_lib.federated.compiled.network import Network
+from fl_privacy_lib.federated.compiled.participation import CompiledEngine
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
-from fl_privacy_lib.federated.participation import Tap, Taps, participate
+from fl_privacy_lib.federated.participation import Engine, Examples, GenericEngine, Tap, Taps
 from fl_privacy_lib.federated.reduction import Block
 from fl_privacy_lib.federated.stacked import Stack
-from fl_privacy_lib.federated.stacked_participation import participate_stacked
+from fl_privacy_lib.federated.stacked_participation import StackedEngine
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
-Examples = tuple[torch.Tensor, torch.Tensor]
 Reports = dict[str, torch.Tensor]
 
 BLOCKS = 64  # more would cost a pass over the parameters each, fewer would share badly among workers
@@ -36,8 +37,8 @@ class Job:
 
     Attributes
     ----------
-    stack : the model in the fast engine's form, or None for the generic path
-    chunk : clients that the fast engine stacks
+    form : the model in the form of the compiled or the stacked engine, or None for the generic path
+    chunk : clients that the stacked engine takes together
     loss : what the clients minimise
     """
 
@@ -46,7 +47,7 @@ class Job:
     partition: Partition
     plan: Plan
     defense: Defense
-    stack: Stack | None
+    form: Network | Stack | None
     chunk: int
     loss: Loss = cross_entropy
 
@@ -96,23 +97,37 @@ def _zeros(weights: Parameters) -> Gradient:
 def _updates(
     job: Job, weights: Parameters, round: int, ids: Sequence[int], shares: dict[int, float], state: dict, taps: Taps
 ) -> Iterator[tuple[int, Gradient, Reports]]:
-    """Yield every client's update as it leaves the client, in the order of ids."""
+    """Yield every client's update as it leaves the client, in the order of ids: the one walk of a participation."""
+    whole = (weights, job.train, job.plan, job.defense)
+    generic = GenericEngine(job.model, *whole, job.loss, taps)
+    engine: Engine = generic
+    if isinstance(job.form, Network):
+        engine = CompiledEngine(job.form, *whole)
+    elif job.form is not None:
+        engine = StackedEngine(job.form, *whole)
     for chunk in _chunks(job, round, ids, taps):
         contexts = [_context(job, client, shares[client], round, state) for client in chunk]
-        if job.stack is None or _watched(taps, chunk[0], round):
-            assert len(chunk) == 1
-            own = torch.as_tensor(job.partition.indices[chunk[0]], device=job.train[0].device)
-            data = (job.train[0][own], job.train[1][own])
-            batches = job.plan.batches(chunk[0], len(own), round)
-            own_path = (job.plan, job.defense, contexts[0], taps, job.loss)
-            updates = [participate(job.model, weights, data, batches, *own_path)]
-        else:
-            positions = [job.positions(client, round) for client in chunk]
-            updates = participate_stacked(
-                job.stack, weights, job.train, positions, job.plan, job.defense, contexts, taps
-            )
+        if job.defense.begin_client:
+            for ctx in contexts:
+                job.defense.begin_client(ctx)
+        batches = [job.positions(client, round) for client in chunk]
+        updates = (generic if _watched(taps, chunk[0], round) else engine).train(batches, contexts)
         for client, update, ctx in zip(chunk, updates, contexts, strict=True):
-            yield client, update, ctx.reports
+            leaving = job.defense.apply("per_client", update, ctx)
+            _keep_update(job, leaving, client, weights, round, taps)
+            yield client, leaving, ctx.reports
+
+
+def _keep_update(job: Job, update: Gradient, client: int, weights: Parameters, round: int, taps: Taps) -> None:
+    """Keep what stands at the taps 'update' and 'received', and the examples behind it."""
+    for stage in ("update", "received"):  # the server replaces the second by what its own stage makes of it
+        tap = Tap(stage, client, round)
+        if tap in taps.wanted:
+            held = job.partition.indices[client]
+            used = held[np.unique(np.concatenate(job.plan.batches(client, len(held), round)))]
+            index = torch.as_tensor(used, device=job.train[0].device)
+            truth = (job.train[0][index], job.train[1][index])
+            taps.keep(tap, {name: u[0] for name, u in update.items()}, weights, job.plan, job.defense, truth)
 
 
 def _watched(taps: Taps, client: int, round: int) -> bool:
@@ -128,7 +143,7 @@ def _chunks(job: Job, round: int, ids: Sequence[int], taps: Taps) -> Iterator[li
     """
     on_cpu = job.train[0].device.type == "cpu"
     unequal = job.plan.batch_sampling == "poisson"
-    width = 1 if job.stack is None or (on_cpu and unequal) else job.chunk
+    width = 1 if not isinstance(job.form, Stack) or (on_cpu and unequal) else job.chunk
     chunk: list[int] = []
     for client in ids:
         if _watched(taps, client, round):

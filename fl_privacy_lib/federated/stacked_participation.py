@@ -1,6 +1,7 @@
-"""Participations of several clients at once through the fast engine: same stages, same taps as one at a time."""
+"""The local iterations of several clients at once through explicit passes: the same stages as one at a time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,12 +10,10 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
-from fl_privacy_lib.federated.participation import Tap, Taps
+from fl_privacy_lib.federated.participation import Examples
 from fl_privacy_lib.federated.stacked import Stack, Views
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
-
-Examples = tuple[torch.Tensor, torch.Tensor]
 
 
 def fusible(defense: Defense) -> bool:
@@ -39,54 +38,46 @@ def local_noise(defense: Defense, batch_size: int, round: int) -> float:
     return variance**0.5
 
 
-def participate_stacked(
-    stack: Stack,
-    weights: Parameters,
-    train: Examples,
-    batches: Sequence[Sequence[np.ndarray]],
-    plan: Plan,
-    defense: Defense,
-    contexts: Sequence[ClientContext],
-    taps: Taps,
-) -> list[Gradient]:
-    """Run the local iterations of several clients together and return their updates, as they leave the clients.
+@dataclass(frozen=True)
+class StackedEngine:
+    """The local iterations of several clients together, by explicit passes; batches of different sizes are padded.
 
     Parameters
     ----------
     stack : the model in the engine's form
     weights : the global model, without a client axis
-    train : all examples [N, …] and labels [N]
-    batches : for each client, L arrays of positions in `train`; batches of different sizes are padded and masked
-    contexts : one for each client, alone: what a stage sees does not depend on who is stacked beside it
-
-    Returns
-    -------
-    one update a client, tensors [1, …], after per_client
+    examples : all examples [N, …] and labels [N]
     """
-    start = stack.pack(weights, len(contexts))
-    # the way gone is kept apart from the weights: their difference would be lost in the weights' rounding
-    flat, way, step = start.clone(), torch.zeros_like(start), torch.empty_like(start)
-    views, sums = stack.views(flat), stack.sums(step)
-    fused = defense.per_batch is None or type(defense.per_batch) is BatchNoise
-    for iteration in range(plan.local_iterations):
-        index, mask = _together([own[iteration] for own in batches], train[0].device)
-        x, y = train[0][index], train[1][index]
-        _fill(step, contexts, local_noise(defense, plan.batch_size, contexts[0].round) * plan.batch_size)
-        norms = _add(stack, views, x, y, mask, defense, contexts[0].round, sums)
-        if not fused or iteration == plan.local_iterations - 1:
-            _tell(contexts, iteration, x, y, norms, [len(own[iteration]) for own in batches])
-        if fused:
-            way.add_(step, alpha=-plan.local_lr / plan.batch_size)
-        else:
-            _step_by_stage(stack, way, step, plan, defense, contexts)
-        torch.add(start, way, out=flat)
-    updates = []
-    for i, ctx in enumerate(contexts):
-        update = {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()}
-        update = defense.apply("per_client", update, ctx)
-        updates.append(update)
-        _keep(update, np.concatenate(batches[i]), weights, train, plan, defense, ctx, taps)
-    return updates
+
+    stack: Stack
+    weights: Parameters
+    examples: Examples
+    plan: Plan
+    defense: Defense
+
+    def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
+        """Return each client's update; see `participation.Engine`."""
+        stack, plan, defense, round = self.stack, self.plan, self.defense, contexts[0].round
+        start = stack.pack(self.weights, len(contexts))
+        # accumulated apart from the weights: subtracting these at the end would lose low-order bits
+        flat, way, step = start.clone(), torch.zeros_like(start), torch.empty_like(start)
+        views, sums = stack.views(flat), stack.sums(step)
+        fused = defense.per_batch is None or type(defense.per_batch) is BatchNoise
+        for iteration in range(plan.local_iterations):
+            index, mask = _together([own[iteration] for own in batches], self.examples[0].device)
+            x, y = self.examples[0][index], self.examples[1][index]
+            _fill(step, contexts, local_noise(defense, plan.batch_size, round) * plan.batch_size)
+            norms = _add(stack, views, x, y, mask, defense, round, sums)
+            if not fused or iteration == plan.local_iterations - 1:
+                _tell(contexts, iteration, x, y, norms, [len(own[iteration]) for own in batches])
+            if fused:
+                way.add_(step, alpha=-plan.local_lr / plan.batch_size)
+            else:
+                _step_by_stage(stack, way, step, plan, defense, contexts)
+            torch.add(start, way, out=flat)
+        return [
+            {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()} for i in range(len(contexts))
+        ]
 
 
 def _together(batches: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -171,22 +162,3 @@ def _step_by_stage(
         changed = defense.apply("per_batch", mean, ctx)
         for name, w in stack.unpack(way[i : i + 1]).items():
             w.sub_(plan.local_lr * changed[name])
-
-
-def _keep(
-    update: Gradient,
-    used: np.ndarray,
-    weights: Parameters,
-    train: Examples,
-    plan: Plan,
-    defense: Defense,
-    ctx: ClientContext,
-    taps: Taps,
-) -> None:
-    """Keep what stands at the taps 'update' and 'received', and the examples behind it."""
-    for stage in ("update", "received"):
-        tap = Tap(stage, ctx.clients[0], ctx.round)
-        if tap in taps.wanted:
-            positions = torch.from_numpy(np.unique(used)).to(train[0].device)
-            truth = (train[0][positions], train[1][positions])
-            taps.keep(tap, {name: u[0] for name, u in update.items()}, weights, plan, defense, truth)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,6 +32,7 @@ from fl_privacy_lib.defenses import fed_cdp, non_private
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.reproduction.experiments.fast_training import (
+    CENTRALISED,
     CLIP_NORM,
     FEDERATED,
     NOISE_SCALE,
@@ -41,6 +43,7 @@ from fl_privacy_lib.reproduction.experiments.fast_training import (
     interleaved,
     local_training,
     noise_alone,
+    ratio,
 )
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.progress import say
@@ -91,20 +94,37 @@ ENGINES: dict[str, Engine] = {
     "ours_non_private": fast(non_private()),
     "noise_alone": noise_alone,
 }
+COMPILED: dict[str, Engine] = {
+    "compiled_private": fast(PRIVATE, engine="compiled"),
+    "compiled_non_private": fast(non_private(), engine="compiled"),
+}
+"""Measured in the same run, where numba is installed."""
+
+
+def engines() -> dict[str, Engine]:
+    """Return the engines that can run here."""
+    return ENGINES | (COMPILED if find_spec("numba") else {})
 
 
 def measured_ms(workload: str, participants: int, iterations: int, repetitions: int) -> dict[str, float]:
     """Return each engine's median process time in ms per (client, local iteration), all engines interleaved."""
-    times = interleaved(ENGINES, WORKLOADS[workload].scene(participants, iterations), repetitions)
+    times = interleaved(engines(), WORKLOADS[workload].scene(participants, iterations), repetitions)
     return {name: median(values) for name, values in times.items()}
 
 
-def worker_ms(workload: str, workers: int, rounds: int = 3) -> float:
+def central_ms(dataset: str, repetitions: int) -> dict[str, list[float]]:
+    """Return the process times in ms of a batch of one client that holds everything, noised once, by engine."""
+    private = fed_cdp("batch", clip_norm=CLIP_NORM, noise_scale=NOISE_SCALE)
+    both = {engine: fast(private, engine=engine) for engine in ("stacked", "compiled")}
+    return interleaved(both, CENTRALISED[dataset].scene(1, 2), repetitions)
+
+
+def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stacked") -> float:
     """Return the wall time of a (client, local iteration) of 100 clients, without the workers' start, in ms."""
     scene, stamps = WORKLOADS[workload].scene(100, 10), list[float]()
     plan = replace(scene.plan, rounds=rounds + 1)
     simulate(
-        scene.model, (scene.x, scene.y), scene.partition, plan, PRIVATE, engine="stacked", workers=workers,
+        scene.model, (scene.x, scene.y), scene.partition, plan, PRIVATE, engine=engine, workers=workers,
         on_round=lambda _: stamps.append(time.perf_counter()),
     )  # fmt: skip
     return 1000 * (stamps[-1] - stamps[0]) / (rounds * 1000)
@@ -153,7 +173,15 @@ def _own_peak_mib() -> float:
 def ratios(ms: dict[str, float]) -> dict[str, float]:
     """Return the ratios by which the engine is judged."""
     best = min(ms[name] for name in ms if name.startswith("opacus"))
-    return {
+    compiled = ms.get("compiled_private")
+    faster = {} if compiled is None else {
+        "naive / compiled private": ms["naive"] / compiled,
+        "best Opacus / compiled private": best / compiled,
+        "compiled private / plain non-private": compiled / ms["plain_non_private"],
+        "compiled private / compiled non-private": compiled / ms["compiled_non_private"],
+        "ours private / compiled private": ms["ours_private"] / compiled,
+    }  # fmt: skip
+    return faster | {
         "naive / ours private": ms["naive"] / ms["ours_private"],
         "best Opacus / ours private": best / ms["ours_private"],
         "ours private / plain non-private": ms["ours_private"] / ms["plain_non_private"],
@@ -187,6 +215,9 @@ def bench(workloads: list[str], repetitions: int, path: Path) -> None:
             say(f"  {name}: {value:.2f}")
         say(f"  1 worker / 2 workers, wall, median of pairs: {median(a / b for a, b in walls):.2f}")
         say(f"  share of the matrix-product peak: {peak_share(workload, ms['ours_private']):.2f}")
+        if "compiled_private" in ms:
+            pairs = [[worker_ms(workload, n, engine="compiled") for n in (1, 2)] for _ in range(repetitions)]
+            say(f"  compiled: 1 worker / 2 workers, wall, median of pairs: {median(a / b for a, b in pairs):.2f}")
 
 
 def accounting_seconds(distinct: int = 10_000) -> float:
@@ -216,10 +247,14 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.peak:
         workload, engine, participants = options.peak
-        ENGINES[engine](WORKLOADS[workload].scene(int(participants), 2))
+        engines()[engine](WORKLOADS[workload].scene(int(participants), 2))
         print(_own_peak_mib())
         return
     bench(options.workloads, options.repetitions, options.out)
+    if find_spec("numba"):
+        for dataset in ("mnist", "cifar10"):
+            value = ratio(central_ms(dataset, options.repetitions), "stacked", "compiled")[0]
+            say(f"centralised {dataset}: stacked / compiled {value:.2f}")
     say(f"accounting: 10,000 distinct σ in {accounting_seconds():.2f} s")
 
 

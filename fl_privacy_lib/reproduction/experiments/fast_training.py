@@ -186,14 +186,14 @@ class Written:
             u += self.noise_scale * self.clip_norm * torch.randn_like(u)
 
 
-def fast(defense: Defense, chunk: int | None = None) -> Engine:
-    """Return the round through the fast engine."""
+def fast(defense: Defense, chunk: int | None = None, engine: str = "stacked") -> Engine:
+    """Return the round through the stacked or the compiled engine."""
 
     def one_round(scene: Scene) -> Parameters:
         # read at the aggregate: the difference of weights would be lost in the weights' rounding
         tap = Tap("aggregate")
         run = simulate(scene.model, (scene.x, scene.y), scene.partition, scene.plan, defense, taps=[tap],
-                       engine="stacked", clients_per_chunk=chunk)  # fmt: skip
+                       engine=engine, clients_per_chunk=chunk)  # fmt: skip
         return run.observations[tap].values
 
     return one_round

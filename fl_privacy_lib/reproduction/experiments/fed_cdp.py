@@ -286,7 +286,7 @@ def train(point: Training, seed: int, device: torch.device, checkpoint: Path) ->
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
         simulate(
             start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
-            on_round=partial(end_if_not_finite, checkpoint), engine="auto", checkpoint=checkpoint,
+            on_round=partial(end_if_not_finite, checkpoint), engine=("stacked", "generic"), checkpoint=checkpoint,
             resume=not point.watched,
         )  # fmt: skip
     last, history = kept(checkpoint)

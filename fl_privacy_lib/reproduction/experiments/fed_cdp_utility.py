@@ -83,7 +83,7 @@ def warm(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Par
     if not rounds:
         return start, parameters_of(start.model)
     plan = point.plan(point.seed, rounds)
-    run = simulate(start.model, start.train, start.partition, plan, non_private(), engine="auto")
+    run = simulate(start.model, start.train, start.partition, plan, non_private(), engine=("stacked", "generic"))
     return start, run.weights
 
 
@@ -106,7 +106,7 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
     try:
         model.load_state_dict(weights)
         plan = arm.plan(arm.seed + 1, 1)  # clients and batches of its own
-        runs = [simulate(model, start.train, start.partition, plan, d, engine="auto").weights
+        runs = [simulate(model, start.train, start.partition, plan, d, engine=("stacked", "generic")).weights
                 for d in (arm.defense.noiseless(), arm.defense)]  # fmt: skip
     finally:
         model.load_state_dict(before)

@@ -1,0 +1,84 @@
+"""A defence's local stages as the plain numbers that a kernel takes: the only place here that knows the stages."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
+from fl_privacy_lib.defenses.clipping import Clip, DecayingClip, Gradient
+from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
+from fl_privacy_lib.defenses.stage import ClientContext
+from fl_privacy_lib.federated.stacked_participation import local_noise
+
+CLIPS = (Clip, DecayingClip, type(None))
+
+
+def takes(defense: Defense) -> bool:
+    """Return whether a defence's local iterations are numbers, or rules from norms to numbers."""
+    rule, late = defense.per_example, defense.per_batch
+    clip = rule.clip if isinstance(rule, PerExample) else None
+    known = type(rule) in (PerExample, AdaptiveClip, type(None)) and type(clip) in CLIPS
+    return known and defense.begin_client is None and type(late) in (BatchNoise, AdaptiveNoise, type(None))
+
+
+@dataclass(frozen=True)
+class Form:
+    """A round's local stages.
+
+    Attributes
+    ----------
+    scope : {'layer', 'all', None}, what the bound is compared with; None: nothing is clipped
+    bound : C of this round
+    std : standard deviation per coordinate of the noise on a batch's mean, but for what a rule adds
+    asks : whether a rule has to see the norms of each batch, see `answer`
+    """
+
+    defense: Defense
+    scope: str | None
+    bound: float
+    std: float
+    asks: bool
+
+    def answer(self, norms: Gradient, ctx: ClientContext) -> tuple[Gradient, Gradient]:
+        """Return a batch's factors [1, B] and the noise's standard deviations [1], tensor by tensor.
+
+        Parameters
+        ----------
+        norms : [1, B], before clipping
+        """
+        rule, late, size = self.defense.per_example, self.defense.per_batch, ctx.batch_size
+        factors = {name: torch.ones_like(n) for name, n in norms.items()}
+        variances = {name: torch.full((1,), self.std**2) for name in norms}
+        stages: list[tuple[AdaptiveClip | AdaptiveNoise, float]] = []
+        if isinstance(rule, AdaptiveClip):
+            factors = rule.rule.factors(norms, ctx)
+            rule.rule.tell(norms, ctx, size)
+            stages.append((rule, rule.noise_scale))
+        elif rule is not None and rule.clip is not None:
+            factors = rule.clip.factors(norms, ctx.round)
+        if isinstance(late, AdaptiveNoise):
+            stages.append((late, late.noise_scale))
+        for stage, scale in stages:
+            if scale:
+                unit = mean_std(scale, 1.0, size, stage.divide_by)
+                for name, level in stage.rule.levels(norms, ctx).items():
+                    variances[name] = variances[name] + (unit * level) ** 2
+        return factors, {name: v.sqrt() for name, v in variances.items()}
+
+
+def form_of(defense: Defense, batch_size: int, round: int) -> Form:
+    """Return the numbers of a defence that `takes` has accepted."""
+    rule, late = defense.per_example, defense.per_batch
+    asks = isinstance(rule, AdaptiveClip) or isinstance(late, AdaptiveNoise)
+    if isinstance(rule, AdaptiveClip):  # no number is known before the norms are
+        return Form(defense, "layer", 0.0, _fixed(defense, batch_size, round), asks)
+    clip = rule.clip if rule else None
+    scope = clip.scope if clip else None
+    bound = clip.bound(round) if clip else 0.0
+    return Form(defense, scope, bound, local_noise(defense, batch_size, round), asks)
+
+
+def _fixed(defense: Defense, batch_size: int, round: int) -> float:
+    """Return the noise of a stage per_batch that follows no norm."""
+    return local_noise(Defense("late", per_batch=defense.per_batch), batch_size, round)

@@ -204,7 +204,7 @@ def test_unknown_models_and_rules_take_the_generic_path():
         simulate(unknown, train, partition, plan, fed_cdp(), engine="stacked")
     with pytest.raises(InputError, match="has a local rule"):
         simulate(model, train, partition, plan, replace(fed_cdp(), begin_client=print), engine="stacked")
-    with pytest.raises(InputError, match=r"fast.*auto, stacked, generic"):
+    with pytest.raises(InputError, match=r"fast.*auto, compiled, stacked, generic"):
         simulate(model, train, partition, plan, fed_cdp(), engine="fast")
 
 

@@ -6,7 +6,7 @@ for all its seeds. What is computed around a trained model stands in `fed_cdp_ut
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -62,6 +62,8 @@ class Setup:
     model: str
     split: Callable[[Dataset, int, np.random.Generator], Partition]
 
+
+RECORDED_ENGINES = ("stacked", "generic")  # in this order; what the rows so far were trained with
 
 SETUPS = {
     "mnist": Setup(5, 100, "training_cnn", PARTITIONS["mnist"]),
@@ -270,7 +272,9 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     return {name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first} | first
 
 
-def train(point: Training, seed: int, device: torch.device, checkpoint: Path) -> dict[str, Any]:
+def train(
+    point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = RECORDED_ENGINES
+) -> dict[str, Any]:
     """Train one seed and return what `measure` collects."""
     start, plan, defense = scene(point, seed, device), point.plan(seed), point.defense
     norms = NormWatch()
@@ -286,7 +290,7 @@ def train(point: Training, seed: int, device: torch.device, checkpoint: Path) ->
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
         simulate(
             start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
-            on_round=partial(end_if_not_finite, checkpoint), engine=("stacked", "generic"), checkpoint=checkpoint,
+            on_round=partial(end_if_not_finite, checkpoint), engine=engine, checkpoint=checkpoint,
             resume=not point.watched,
         )  # fmt: skip
     last, history = kept(checkpoint)

@@ -1,0 +1,81 @@
+"""Do recorded trainings stand with another engine? Twelve cells of Fed-CDP's Table II, trained again and set beside.
+
+``python tools/engine_agreement.py`` (about 20 minutes of one core) writes one row a cell, as it is finished, to
+``results/measured/fed_cdp/engines.csv``; the record of the table is read and never written. A cell that stands already
+is not run again.
+"""
+
+import csv
+import math
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from fl_privacy_lib.reproduction.claims import measured, select
+from fl_privacy_lib.reproduction.devices import device_name
+from fl_privacy_lib.reproduction.experiments.fed_cdp import Training, train
+from fl_privacy_lib.reproduction.paths import MEASURED
+
+ARMS = (
+    ("non_private", "not_applicable"), ("fed_sdp", "code"), ("fed_cdp", "printed"), ("fed_cdp", "code"),
+    ("fed_cdp_decay", "code"), ("fed_cdp", "as_coded"),
+)  # fmt: skip
+COLUMNS = ("dataset", "method", "setting", "participants", "engine", "seeds", "recorded", "recorded_std", "mean", "std",
+           "standard_errors", "device")  # fmt: skip
+ENGINE = "compiled"
+
+
+def recorded_cells() -> list[tuple[Training, float, float]]:
+    """Return the trainings of Table II with 5 and 10 of 100 clients, with their recorded means and deviations."""
+    frame = select(measured("fed_cdp/table_2"), {"clients": 100, "participants": [5, 10], "metric": "accuracy"})
+    cells = []
+    for method, setting in ARMS:
+        for _, row in select(frame, {"method": method, "setting": setting}).iterrows():
+            kinds = {name: type(default) for name, default in vars(Training("mnist", "fed_cdp")).items()}
+            fields = {name: _read(row[name], kind) for name, kind in kinds.items()}
+            cells.append((Training(**fields), float(row["mean"]), float(row["std"])))
+    return cells
+
+
+def _read(text: object, kind: type) -> object:
+    return str(text) == "True" if kind is bool else kind(str(text))
+
+
+def standard_errors(one: tuple[float, float], other: tuple[float, float], seeds: int) -> float:
+    """Return how many standard errors of their difference two means over seeds lie apart."""
+    error = math.sqrt((one[1] ** 2 + other[1] ** 2) / seeds)
+    return abs(one[0] - other[0]) / error if error else math.inf * (one[0] != other[0])
+
+
+def main(path: Path = MEASURED / "fed_cdp" / "engines.csv") -> None:
+    """Train the missing cells."""
+    torch.set_num_threads(1)
+    device, done = torch.device("cpu"), set()
+    if path.exists():
+        done = {(row["method"], row["setting"], row["participants"]) for row in csv.DictReader(path.open())}
+    else:
+        path.write_text(",".join(COLUMNS) + "\n")
+    for point, mean, std in recorded_cells():
+        if (point.method, point.setting, str(point.participants)) in done:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            runs = [
+                train(point, point.seed + i, device, Path(folder) / f"{i}.pt", ENGINE)["accuracy"]
+                for i in range(point.seeds)
+            ]
+        now = statistics.fmean(runs), statistics.stdev(runs)
+        apart = standard_errors((mean, std), now, point.seeds)
+        numbers = [f"{value:.6g}" for value in (mean, std, *now, apart)]
+        row = [point.dataset, point.method, point.setting, point.participants, ENGINE, point.seeds, *numbers,
+               device_name(device)]  # fmt: skip
+        with path.open("a") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
+        print(f"{point.method} {point.setting} K_t={point.participants}: {mean:.3f} ± {std:.3f} recorded, "
+              f"{now[0]:.3f} ± {now[1]:.3f} now, {apart:.2f} standard errors apart", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -157,40 +157,40 @@ def _proved(
     why = unbounded(defense, tap, sensitivity)
     if why is not None:
         return Statement(reading, INFINITE, delta, unit, relation, "none", "none", whom, (why,))
-    told = release(defense, plan, holding, unit, relation, tap)
+    released = release(defense, plan, holding, unit, relation, tap)
     holders = holding.holders if unit == "example" else 1
-    law = participations(plan, holders)
-    epsilon = mixture_epsilon(law, told.mu, delta)
+    distribution = participations(plan, holders)
+    epsilon = mixture_epsilon(distribution, released.mu, delta)
     mean = plan.client_rate * plan.rounds * holders
-    reasons = (*told.reasons, *_participation_reasons(holders, mean, told))
+    reasons = (*released.reasons, *_participation_reasons(holders, mean, released))
     sampling = f"clients {plan.client_sampling}, batches {plan.batch_sampling}; no amplification"
-    found = Statement(reading, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons)
-    inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap, law)
-    if inner is not None and inner.epsilon < found.epsilon:
+    proof = Statement(reading, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons)
+    inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap, distribution)
+    if inner is not None and inner.epsilon < proof.epsilon:
         argument = f"each batch is drawn anew from the client's {holding.client_size} examples, at rate B/n."
-        found = replace(
-            found, epsilon=inner.epsilon, accountant=f"{inner.accountant} over participations",
+        proof = replace(
+            proof, epsilon=inner.epsilon, accountant=f"{inner.accountant} over participations",
             sampling=f"clients {plan.client_sampling}; batches {plan.batch_sampling}, amplified at rate B/n",
             reasons=(*reasons, ("sampling inside a participation", argument)),
         )  # fmt: skip
-    return found
+    return proof
 
 
-def _participation_reasons(holders: int, mean: float, told: Release) -> tuple[Reason, ...]:
+def _participation_reasons(holders: int, mean: float, released: Release) -> tuple[Reason, ...]:
     reasons = []
     if holders > 1:
         reasons.append(("copies", f"{holders} clients hold the example, and each of them uses it."))
     reasons.append((
         "no amplification by the sampling of clients",
         f"who takes part is seen, or can be told from a client's other examples; ε is the mean over the {mean:.4g} "
-        f"expected participations and their spread, each a Gaussian shifted by {told.mu:.3g} standard deviations.",
+        f"expected participations and their spread, each a Gaussian shifted by {released.mu:.3g} standard deviations.",
     ))  # fmt: skip
     return tuple(reasons)
 
 
 def _batches_drawn_anew(
     defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit, relation: Relation, tap: str,
-    law: Floats,
+    distribution: Floats,
 ) -> Spending | None:
     """Return the bound that counts batches drawn anew at rate B/n, where it is proved; else None.
 
@@ -198,9 +198,9 @@ def _batches_drawn_anew(
     under ``replace_one`` only, of which an empty place is a special case.
     """
     bound: Relation = "replace_one" if plan.batch_sampling == "with_replacement" else relation
-    certain = np.count_nonzero(law) == 1
+    certain = np.count_nonzero(distribution) == 1
     tail = delta / 2  # nothing of δ goes to a number of participations that is certain
-    most = int(np.argmax(law)) if certain else quantile(law, tail)
+    most = int(np.argmax(distribution)) if certain else quantile(distribution, tail)
     if most == 0:
         return None
     (event,) = events(defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most)
@@ -216,8 +216,9 @@ def _of_reports(
     select: AnySelection | None, value: AnyPerturbation | None, plan: Plan, holding: Holding, unit: Unit, delta: float
 ) -> Statements:
     """Return both statements on a training whose clients report privately by themselves."""
-    law = participations(plan, holding.holders if unit == "example" else 1)
-    most = max(1, int(np.flatnonzero(law)[-1]) if np.count_nonzero(law) == 1 else quantile(law, delta))
+    distribution = participations(plan, holding.holders if unit == "example" else 1)
+    certain = np.count_nonzero(distribution) == 1
+    most = max(1, int(np.argmax(distribution)) if certain else quantile(distribution, delta))
     if (why := unknown(select, value)) is not None:
         claim = Statement("as the paper counts", math.inf, delta, unit, "replace_one", "none", "none", _SERVER, (why,))
         return Statements(claim, replace(claim, reading="what can be proved"))
@@ -251,8 +252,8 @@ def local_statement(
     """
     claims, exact = claimed_epsilons(selection, value), exact_epsilons(selection, value, d)
     reasons = tuple(
-        (stage, f"ε = {claim:.4g} is claimed; its exact distribution at d = {d} gives {found:.4g}.")
-        for stage, claim, found in zip(("selection", "value"), claims, exact, strict=True)
+        (stage, f"ε = {claim:.4g} is claimed; its exact distribution at d = {d} gives {bound:.4g}.")
+        for stage, claim, bound in zip(("selection", "value"), claims, exact, strict=True)
     )
     added = ("composition", f"the ε of both stages are added, over {epochs} reports of each client.")
     unit: Unit = "local_report" if epochs == 1 else "client"

@@ -72,8 +72,8 @@ def release(
     --------
     >>> from fl_privacy_lib.defenses import fed_cdp
     >>> plan = Plan(1000, 100, 100, 100, 5, local_lr=0.05)
-    >>> told = release(fed_cdp("batch"), plan, Holding(50_000, 500, 3))
-    >>> f"{told.noise_multiplier:.3f}", told.uses
+    >>> released = release(fed_cdp("batch"), plan, Holding(50_000, 500, 3))
+    >>> f"{released.noise_multiplier:.3f}", released.uses
     ('3.464', 1)
     """
     one_of(UNITS, unit=unit)
@@ -97,12 +97,12 @@ def release(
         else:
             clip = rules[0].says.clip if rules and rules[0].says else None
             releases.append(_batch_release(place, says, clip, plan, holding, unit, relation))
-    told = min(releases, key=lambda one: one.mu)  # each is a bound by itself; the best one counts
+    released = min(releases, key=lambda one: one.mu)  # each is a bound by itself; the best one counts
     counts = counting(defense, tap)
-    return told if counts is None else _counted(told, *counts, plan, holding, unit)
+    return released if counts is None else _counted(released, *counts, plan, holding, unit)
 
 
-def _counted(told: Release, place: str, says: Declaration, plan: Plan, holding: Holding, unit: Unit) -> Release:
+def _counted(released: Release, place: str, says: Declaration, plan: Plan, holding: Holding, unit: Unit) -> Release:
     """Return what gradients and counts tell together: two Gaussian releases of the same unit are one in more space."""
     assert says.count_scale and says.clip is not None
     uses, shift = _uses(plan, holding, unit)[:2] if place == "per_example" else (1, 1.0)
@@ -110,9 +110,9 @@ def _counted(told: Release, place: str, says: Declaration, plan: Plan, holding: 
     mu = math.sqrt(uses) * shift * root / says.count_scale
     reason = "counts", (
         f"{uses} report(s) of counts with noise {says.count_scale:g} tell μ = {mu:.3g} in one participation, beside "
-        f"the gradients' {told.mu:.3g}; a unit moves a count by at most 1, removed or replaced."
+        f"the gradients' {released.mu:.3g}; a unit moves a count by at most 1, removed or replaced."
     )
-    return Release(math.sqrt(told.uses) / math.hypot(told.mu, mu), told.uses, (*told.reasons, reason))
+    return Release(math.sqrt(released.uses) / math.hypot(released.mu, mu), released.uses, (*released.reasons, reason))
 
 
 def _layers(clip: Clip, holding: Holding) -> tuple[float, Reason]:
@@ -255,20 +255,20 @@ def events(
     >>> event.sampling_rate, event.noise_multiplier, event.uses
     (0.01, 1.0, 100)
     """
-    told = release(defense, plan, holding, unit, relation, tap)
+    released = release(defense, plan, holding, unit, relation, tap)
     if participations is None:
         participations = _certain_participations(plan)
     if participations is None:
-        z = 1 / told.mu  # the uses of one participation together
+        z = 1 / released.mu  # the uses of one participation together
         clients: Sampling = "fixed" if plan.client_sampling == "fixed" else "poisson"
         return (Event(plan.client_rate, z, unit, relation, uses=plan.rounds, sampling=clients),)
     whole_number(1, participations=participations)
-    uses = int(participations) * told.uses
+    uses = int(participations) * released.uses
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
     if batches is None:
-        return (Event(1.0, told.noise_multiplier, unit, relation, uses=uses, sampling="none"),)
+        return (Event(1.0, released.noise_multiplier, unit, relation, uses=uses, sampling="none"),)
     rate = plan.batch_size / holding.client_size
-    return (Event(rate, told.noise_multiplier, unit, relation, uses=uses, sampling=batches),)
+    return (Event(rate, released.noise_multiplier, unit, relation, uses=uses, sampling=batches),)
 
 
 def _certain_participations(plan: Plan) -> int | None:

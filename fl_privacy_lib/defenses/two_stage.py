@@ -80,17 +80,17 @@ class TwoStage(_Report):
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …] with one coordinate each, over all tensors together."""
         gathered = _flat(values)  # [n, d]
-        kept, ids = self._kept(ctx, gathered), torch.as_tensor(ctx.clients, device=gathered.device)
-        if kept:
-            gathered += kept["residual"][ids]
+        memory, ids = self._kept(ctx, gathered), torch.as_tensor(ctx.clients, device=gathered.device)
+        if memory:
+            gathered += memory["residual"][ids]
         chosen = _drawn(self.select, gathered.abs(), ctx.generators)  # [n]
         sends, at = chosen >= 0, chosen.clamp_min(0)[:, None]
         value = gathered.gather(1, at)[:, 0]  # [n]
-        if kept:
-            value = value + self.discount * kept["momentum"][ids, at[:, 0]]
-            kept["momentum"][ids[sends], at[sends, 0]] = value[sends]
+        if memory:
+            value = value + self.discount * memory["momentum"][ids, at[:, 0]]
+            memory["momentum"][ids[sends], at[sends, 0]] = value[sends]
             gathered[sends] = gathered[sends].scatter(1, at[sends], 0.0)
-            kept["residual"][ids] = gathered
+            memory["residual"][ids] = gathered
         if self.perturb is not None:
             value = _drawn(self.perturb, value.clamp(-1, 1), ctx.generators)
         sent = torch.where(sends, self.scale * value, 0.0)

@@ -137,7 +137,7 @@ class GenericEngine:
 
     def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
         """Return each client's update; see `Engine`."""
-        return [self._client(own, ctx) for own, ctx in zip(batches, contexts, strict=True)]
+        return [self._client(client_batches, ctx) for client_batches, ctx in zip(batches, contexts, strict=True)]
 
     def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
         # accumulated apart from the weights: subtracting these at the end would lose low-order bits

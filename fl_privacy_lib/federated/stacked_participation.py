@@ -64,12 +64,12 @@ class StackedEngine:
         views, sums = stack.views(flat), stack.sums(step)
         fused = defense.per_batch is None or type(defense.per_batch) is BatchNoise
         for iteration in range(plan.local_iterations):
-            index, mask = _together([own[iteration] for own in batches], self.examples[0].device)
+            index, mask = _together([client_batches[iteration] for client_batches in batches], self.examples[0].device)
             x, y = self.examples[0][index], self.examples[1][index]
             _fill(step, contexts, local_noise(defense, plan.batch_size, round) * plan.batch_size)
             norms = _add(stack, views, x, y, mask, defense, round, sums)
             if not fused or iteration == plan.local_iterations - 1:
-                _tell(contexts, iteration, x, y, norms, [len(own[iteration]) for own in batches])
+                _tell(contexts, iteration, x, y, norms, [len(client_batches[iteration]) for client_batches in batches])
             if fused:
                 way.add_(step, alpha=-plan.local_lr / plan.batch_size)
             else:

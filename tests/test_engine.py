@@ -19,7 +19,7 @@ from torch import nn
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import iid
 from fl_privacy_lib.data.partition import Partition
-from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import Clip, Defense, PerExample, Transformation, fed_cdp, fed_sdp, non_private
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
@@ -267,7 +267,7 @@ def test_a_tap_inside_the_iterations_changes_no_other_client():
 
 
 @dataclass(frozen=True)
-class Reporting:
+class Reporting(Transformation):
     """A stage of one's own that looks at everything a context promises."""
 
     def __call__(self, values, ctx):
@@ -277,7 +277,7 @@ class Reporting:
 
 
 @dataclass(frozen=True)
-class Remembering:
+class Remembering(Transformation):
     def __call__(self, values, ctx):
         ctx.state["seen"] = ctx.state.get("seen", 0) + float(ctx.reports["norms"].sum())
         return {name: v + 1e-9 * ctx.state["seen"] for name, v in values.items()}

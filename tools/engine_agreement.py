@@ -30,7 +30,8 @@ ENGINE = "compiled"
 
 def recorded_cells() -> list[tuple[Training, float, float]]:
     """Return the trainings of Table II with 5 and 10 of 100 clients, with their recorded means and deviations."""
-    frame = select(measured("fed_cdp/table_2"), {"clients": 100, "participants": [5, 10], "metric": "accuracy"})
+    rows = {"clients": 100, "participants": [5, 10], "local_iterations": 100, "metric": "accuracy"}
+    frame = select(measured("fed_cdp/table_2"), rows)
     cells = []
     for method, setting in ARMS:
         for _, row in select(frame, {"method": method, "setting": setting}).iterrows():

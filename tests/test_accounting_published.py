@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -11,11 +12,11 @@ from fl_privacy_lib.accounting import conventions, schedules
 from fl_privacy_lib.accounting.accountants import ACCOUNTANTS, first_step_beyond, spend
 from fl_privacy_lib.accounting.conventions import CONVENTIONS, UNREPRODUCED
 from fl_privacy_lib.accounting.events import Event
-from fl_privacy_lib.accounting.recompute import Kind, counts, epsilon_tolerance, implied_noise, recompute
+from fl_privacy_lib.accounting.recompute import Kind, epsilon_tolerance, implied_noise, recompute
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 
-EXPECTED = {  # (paper, table, kind): reproduced, not reproduced, coincidence
+EXPECTED = {  # (paper, table, kind): agree, differ, coincide
     ("fed_cdp", "table_6", "fixed_epsilon"): (30, 0, 0),
     ("dynamic_parameters", "table_5", "fixed_epsilon"): (120, 0, 0),
     ("dynamic_parameters", "table_6", "fixed_epsilon"): (120, 0, 0),
@@ -45,17 +46,17 @@ def cells():
 
 
 def test_counts_of_published_cells(cells, capsys):
-    found = counts(cells)
+    found = Counter((cell.paper, cell.table, cell.kind, cell.outcome) for cell in cells)
     table = {}
     for paper, name, kind in sorted({key[:3] for key in found}):
-        states = ("reproduced", "not_reproduced", "coincidence")
-        table[paper, name, kind] = tuple(found.get((paper, name, kind, state), 0) for state in states)
+        states = ("agrees", "differs", "coincidence")
+        table[paper, name, kind] = tuple(found[paper, name, kind, state] for state in states)
     with capsys.disabled():
-        print("\npublished cells of ε, budgets and stopping times: reproduced / not / coincidence")
+        print("\npublished cells of ε, budgets and stopping times: agree / differ / coincide")
         for (paper, name, kind), row in table.items():
             print(f"  {paper:20s} {name:9s} {kind:14s} {row[0]:4d} {row[1]:4d} {row[2]:4d}")
         fixed = [cell for cell in cells if cell.kind == "fixed_epsilon"]
-        good = sum(cell.status == "reproduced" for cell in fixed)
+        good = sum(cell.outcome == "agrees" for cell in fixed)
         print(f"  fixed-σ ε cells: {good} of {len(fixed)}")
     assert table == EXPECTED
 
@@ -80,21 +81,21 @@ def test_every_epsilon_of_the_tables_is_compared(cells):
 
 def test_what_does_not_come_out_is_listed_with_a_cause(cells):
     for cell in cells:
-        if cell.status != "reproduced":
+        if cell.outcome != "agrees":
             assert cell.cause, f"{cell} is out of tolerance and not in UNREPRODUCED"
             assert cell.cause.endswith(".")
 
 
 def test_nothing_is_listed_that_comes_out(cells):
-    """Every entry of the list covers a cell that really is out, and no reproduced one."""
+    """Every entry of the list covers a cell that really is out, and none that agrees."""
     for entry in UNREPRODUCED:
         covered = [cell for cell in cells if entry.covers(cell.paper, cell.table, cell.keys)]
-        assert any(cell.status == "not_reproduced" for cell in covered), entry
-        assert not any(cell.status == "reproduced" for cell in covered), entry
+        assert any(cell.outcome == "differs" for cell in covered), entry
+        assert not any(cell.outcome == "agrees" for cell in covered), entry
 
 
 def test_only_the_cancer_cells_fail_among_the_fixed_ones(cells):
-    failing = [cell for cell in cells if cell.kind == "fixed_epsilon" and cell.status != "reproduced"]
+    failing = [cell for cell in cells if cell.kind == "fixed_epsilon" and cell.outcome != "agrees"]
     assert len(failing) == 4
     assert {(cell.paper, cell.keys["dataset"]) for cell in failing} == {("fed_alpha_cdp", "cancer")}
 

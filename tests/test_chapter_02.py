@@ -17,6 +17,7 @@ from fl_privacy_lib.reproduction.experiments import adaptive_rows, scoring, thre
 from fl_privacy_lib.reproduction.parameters import AdaptiveAttacks
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.points import finished, record_points
+from fl_privacy_lib.reproduction.verdict import Status
 
 FULL = AdaptiveAttacks.of_profile("full")
 GRID = chapter.recorded_grid(FULL, ("mnist", "lfw", "cifar10"))
@@ -145,23 +146,25 @@ def test_in_the_first_round_adaptive_clipping_is_clipping_at_its_first_bound(met
 
 def test_the_whole_of_table_3_stands_with_any_part_of_the_records(tmp_path):
     empty = adaptive_rows.table_3(tmp_path)
-    assert len(empty.rows) == 36 and {row[-1] for row in empty.rows} == {"not run"}
+    assert len(empty.rows) == 36 and {row[-1].status for row in empty.rows} == {Status.NOT_RUN}
     record(tmp_path, "fed_alpha_cdp/table_3_rest", GRID["fed_alpha_cdp/table_3_rest"], rate=0.02)
     rows = adaptive_rows.table_3(tmp_path).rows
-    assert len(rows) == 36 + 4 and sum(row[-1] != "not run" for row in rows) == 20  # 12 and 8 with two readings
+    assert len(rows) == 36 + 4
+    assert sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20  # 12 and 8 with two readings
     here = {(row[0], row[1]): row for row in rows}
     quantile = here["MNIST, type 1", "quantile clipping"]
-    assert quantile[2:4] == ["yes", "2 % [1, 7]"] and quantile[5:7] == ["0.5113", "0.050 ± 0.000"]
-    assert quantile[-2:] == ["9 / 7", "not reproduced: 0 of 3 values"]
+    assert quantile[2:7] == ["yes", "2 % [1, 7]", "0.5113", "0.050 ± 0.000", "9 / 7"]
+    assert str(quantile[-1]) == "not reproduced: 0 of 3 values"
     record(tmp_path, "fed_alpha_cdp/table_3", [replace(c, victims=1) for c in GRID["fed_alpha_cdp/table_3"]])
     rows = adaptive_rows.table_3(tmp_path).rows
-    assert [row[-1] for row in rows if row[0] == "LFW, type 2"].count("reduced setting") == 2
+    assert [row[-1].status for row in rows if row[0] == "LFW, type 2"].count(Status.REDUCED_SETTING) == 2
 
 
 def test_table_3_takes_fed_sdp_from_table_vii(tmp_path):
     point = threat_types.Point("mnist", "type_1", "fed_sdp_client", "naive", victims=20, seeds=5, batch_size=5)
     record(tmp_path, "fed_cdp/table_7", [point], key=threat_types.record_key)
-    found = [row[:5] for row in adaptive_rows.table_3(tmp_path).rows if row[-1] != "not run"]
+    rows = adaptive_rows.table_3(tmp_path).rows
+    found = [[*row[:4], row[7]] for row in rows if row[-1].status is not Status.NOT_RUN]
     assert found == [[f"MNIST, type {t}", "Fed-SDP at client", "no", "100 % [96, 100]", "—"] for t in (0, 1)]
 
 

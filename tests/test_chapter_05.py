@@ -23,6 +23,7 @@ from fl_privacy_lib.reproduction.experiments.fed_cdp import Training
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import PARTS
 from fl_privacy_lib.reproduction.parameters import FedCdp
 from fl_privacy_lib.reproduction.paths import ROOT
+from fl_privacy_lib.reproduction.verdict import Status
 
 FULL = FedCdp.of_profile("full")
 PAGE = ROOT / "notebooks" / "05_fed_cdp.ipynb"
@@ -77,19 +78,19 @@ def test_a_recorded_row_is_read_back_as_the_point_it_was_made_of(folder):
     for name in ("table_2_100_5", "noise", "table_4"):
         part = PARTS[name]
         wanted = {cell.point for d in part.datasets for cell in part.make(FULL, d, EveryRate())}
-        found = {fed_cdp_rows.point_of(c) for c in fed_cdp_rows.cells(claims.measured(f"fed_cdp/{part.table}", folder))}
+        found = {fed_cdp_rows.point_of(c) for c in claims.cells(claims.measured(f"fed_cdp/{part.table}", folder))}
         assert wanted <= found
-    held = fed_cdp_rows.cells(claims.measured("fed_cdp/learning_rates", folder))
+    held = claims.cells(claims.measured("fed_cdp/learning_rates", folder))
     assert all(fed_cdp_rows.point_of(c).held_out for c in held)
 
 
 def test_cells_hold_every_metric_of_their_rows(folder):
     frame = claims.measured("fed_cdp/table_2", folder)
-    for cell in fed_cdp_rows.cells(frame):
+    for cell in claims.cells(frame):
         assert cell["accuracy"] == pytest.approx(accuracy_at(fed_cdp_rows.point_of(cell)), rel=1e-4)
         assert cell["diverged"] == 0 and cell["rounds_run"] == 100
-    assert len(fed_cdp_rows.cells(frame)) == len(frame) / frame["metric"].nunique()
-    assert fed_cdp_rows.cells(frame, {"method": "no such"}) == []
+    assert len(claims.cells(frame)) == len(frame) / frame["metric"].nunique()
+    assert claims.cells(frame, {"method": "no such"}) == []
 
 
 def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
@@ -111,7 +112,7 @@ def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
 
 
 def test_the_nearest_cell_is_of_the_same_arm(folder):
-    cells = fed_cdp_rows.cells(claims.measured("fed_cdp/table_2", folder))
+    cells = claims.cells(claims.measured("fed_cdp/table_2", folder))
     point = Training("mnist", "fed_cdp", "code", participants=9, rounds=4, local_iterations=50)
     found = fed_cdp_rows.nearest_cell(point, cells)
     assert (found["method"], found["setting"], found["participants"], found["local_iterations"]) == (
@@ -152,25 +153,24 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
 
 
 def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
-    frame = claims.measured("fed_cdp/table_2", folder)
-    frame = frame[frame["local_iterations"] != "1"]
-    found = list(fed_cdp_rows.compared("fed_cdp/table_2", frame))
-    ran = [c for c in found if c.own is not None]
+    frame = claims.select(claims.measured("fed_cdp/table_2", folder), {"local_iterations": "100"})
+    found = claims.compare("fed_cdp/table_2", frame)
+    ran = [c for c in found if c.cell is not None]
     assert {(c.printed["clients"], c.printed["participation"]) for c in ran} == {("100", "0.05"), ("100", "0.10")}
     assert len(ran) == 2 * 9 and len(found) - len(ran) == 48 - 2 * 4
-    assert {c.status for c in found if c.own is None} == {"not run"}
+    assert {claims.judge([c]).status for c in found if c.cell is None} == {Status.NOT_RUN}
     for c in ran:
-        held = abs(c.own["accuracy"] - float(c.printed["value"])) <= max(2 * c.own["accuracy_std"], 0.01)
-        assert c.status == ("reproduced" if held else "not reproduced")
-        assert c.own["method"] == c.printed["method"]
-    assert {c.status for c in ran} == {"reproduced", "not reproduced"}
-    empty = list(fed_cdp_rows.compared("fed_cdp/table_2", frame.iloc[:0]))
-    assert len(empty) == 48 and all(c.own is None for c in empty)
+        held = abs(c.cell["accuracy"] - float(c.printed["value"])) <= max(2 * c.cell["accuracy_std"], 0.01)
+        assert claims.judge([c]).status is (Status.REPRODUCED if held else Status.NOT_REPRODUCED)
+        assert c.cell["method"] == c.printed["method"]
+    assert {c.held for c in ran} == {True, False}
+    empty = claims.compare("fed_cdp/table_2", frame.iloc[:0])
+    assert len(empty) == 48 and all(c.cell is None for c in empty)
 
 
 def test_a_smaller_population_is_a_reduced_setting(folder):
-    found = list(fed_cdp_rows.compared("fed_cdp/table_4", claims.measured("fed_cdp/table_4", folder)))
-    words = {(c.printed["dataset"], c.status == "reduced setting") for c in found if c.own is not None}
+    found = claims.compare("fed_cdp/table_4", claims.measured("fed_cdp/table_4", folder))
+    words = {(c.printed["dataset"], claims.judge([c]).status is Status.REDUCED_SETTING) for c in found if c.cell}
     assert words == {("mnist", True), ("adult", False), ("cancer", False)}
 
 
@@ -284,12 +284,15 @@ def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, mon
     plt.close("all")
     drawn = [len(axes.lines) for axes in page.__dict__["figure"].axes]
     assert drawn[0] >= (2 if not parts else 3)  # at least the published points, in both readings
-    words = Counter(row[-1].partition(":")[0] for row in page.crossed(page.over_clip, "C").rows if row[-1] != "—")
+    crossed = page.crossed("fed_cdp/table_4", "clip", "C")
+    words = Counter(row[-1].status for row in crossed.rows if row[-1] != "—")
     assert words == ({"not reproduced": 4, "reduced setting": 6} if parts == MANY else {"not run": 5})
     tried = page.every_rate_table()
     assert (tried is page.NOT_RUN) == (parts != MANY)
     assert parts != MANY or (len(tried.rows) == 17 and all(sum("▸" in cell for cell in row) <= 1 for row in tried.rows))
-    text = page.beside("fed_cdp/table_2").html()
+    text = page.tables.beside(
+        "fed_cdp/table_2", page.ACCURACIES, page.one_cell, frame=page.hundred, unrecorded=True
+    ).html()
     assert ("reproduced</span>" in text) == (parts == MANY)
     assert text.count("status-not-run") == (4 if parts == MANY else 12)
     assert "0.924" in text  # printed, whether or not it ran

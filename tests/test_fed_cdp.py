@@ -20,6 +20,7 @@ from fl_privacy_lib.reproduction.experiments.fed_cdp import NormWatch, NotFinite
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import ARMS, AS_CODED, PAPER, PARTS, RATES, Cell
 from fl_privacy_lib.reproduction.parameters import FedCdp
 from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.verdict import published_setting
 
 CPU = torch.device("cpu")
 FULL = FedCdp.of_profile("full")
@@ -410,7 +411,7 @@ def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():
             for column, values in wanted.items():
                 values = values if isinstance(values, list) else [values]
                 assert {str(v) for v in values} <= set(rows[column]), (entry["id"], column)
-        assert set(test.get("on", [])) | set(entry.get("setting", {})) <= set(rows.columns), entry["id"]
+        assert set(test.get("on", [])) | set(published_setting(entry["table"])) <= set(rows.columns), entry["id"]
 
 
 def test_the_best_level_is_looked_for_in_whole_series():

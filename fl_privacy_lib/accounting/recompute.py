@@ -17,7 +17,7 @@ from fl_privacy_lib.accounting.conventions import CONVENTIONS, UNREPRODUCED, Con
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger
 
 Kind = Literal["fixed_epsilon", "other_epsilon", "target", "iterations", "rounds"]
-Status = Literal["reproduced", "not_reproduced", "coincidence"]
+Outcome = Literal["agrees", "differs", "coincidence"]
 Row = Mapping[str, str]
 
 _NO_BUDGET = (None, "all", "not_applicable")
@@ -39,11 +39,11 @@ class Cell:
         ``rounds``: when a budget is spent.
     published, ours, tolerance : float
         ε: within 0.1 % or one unit of the last printed digit. Iterations: within 1. Rounds: equal.
-    status : str
-        ``reproduced``; ``not_reproduced``; ``coincidence`` for a value within the tolerance whose convention
-        is not known, so that it supports nothing.
+    outcome : str
+        ``agrees``, within the tolerance; ``differs``; ``coincidence`` for a value within the tolerance whose
+        convention is not known, so that it supports nothing.
     cause : str
-        Why a cell is not counted; empty for a reproduced one.
+        Why a cell is not counted; empty for one that agrees.
     """
 
     paper: str
@@ -53,7 +53,7 @@ class Cell:
     published: float
     ours: float
     tolerance: float
-    status: Status
+    outcome: Outcome
     cause: str
 
 
@@ -82,8 +82,8 @@ def recompute(paper: str, table: str, rows: Iterable[Row]) -> tuple[Cell, ...]:
     >>> row = {"dataset": "lfw", "method": "fed_cdp", "local_iterations": "100", "metric": "epsilon",
     ...        "accounting": "moments_accountant", "value": "0.6356"}
     >>> cell, = recompute("fed_cdp", "table_6", [row])
-    >>> print(f"{cell.ours:.4f} {cell.status}")
-    0.6356 reproduced
+    >>> print(f"{cell.ours:.4f} {cell.outcome}")
+    0.6356 agrees
     """
     if (paper, table) not in CONVENTIONS:
         known = ", ".join("/".join(key) for key in CONVENTIONS)
@@ -103,9 +103,9 @@ def _cell(paper: str, table: str, row: Row, kind: Kind, ours: float, tolerance: 
     published = float(row["value"])
     cause = next((entry.cause for entry in UNREPRODUCED if entry.covers(paper, table, row)), "")
     close = abs(ours - published) <= tolerance * (1 + 1e-9)
-    status: Status = "not_reproduced" if not close else "coincidence" if cause else "reproduced"
+    outcome: Outcome = "differs" if not close else "coincidence" if cause else "agrees"
     keys = {name: value for name, value in row.items() if name not in ("value", "unit")}
-    return Cell(paper, table, keys, kind, published, ours, tolerance, status, cause)
+    return Cell(paper, table, keys, kind, published, ours, tolerance, outcome, cause)
 
 
 def epsilon_tolerance(printed: str) -> float:
@@ -246,15 +246,6 @@ def _targets(paper: str, table: str, rows: Sequence[Row]) -> list[Cell]:
         ours = fixed_epsilon(spending(column), given.EXAMPLE_RATE, length)
         found[dataset, column] = _cell(paper, table, keys, "target", ours, epsilon_tolerance(printed))
     return list(found.values())
-
-
-def counts(cells: Iterable[Cell]) -> dict[tuple[str, str, Kind, Status], int]:
-    """Return how many cells of each paper, table and kind have each status."""
-    found: dict[tuple[str, str, Kind, Status], int] = {}
-    for cell in cells:
-        key = (cell.paper, cell.table, cell.kind, cell.status)
-        found[key] = found.get(key, 0) + 1
-    return found
 
 
 def implied_noise(cell: Cell, steps: int) -> float:

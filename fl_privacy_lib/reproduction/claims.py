@@ -1,11 +1,12 @@
 """The ledger of claims: each has a test on the measured rows, written down before the rows were.
 
-``results/claims.yml`` holds one entry for every table, figure, proposition and stated claim. Its status is
-computed here from the records, never typed.
+``results/claims.yml`` holds one entry for every table, figure, proposition and stated claim. What its test finds in
+the records is gathered here; `reproduction.verdict` decides what that amounts to.
 """
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,20 @@ import yaml
 
 from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.accounting.conventions import UNREPRODUCED
-from fl_privacy_lib.accounting.recompute import epsilon_tolerance
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
-from fl_privacy_lib.reproduction.published import MEASURED_AS, Value, has_published, load_published, reproduces
-from fl_privacy_lib.reproduction.records import read_record
+from fl_privacy_lib.reproduction.published import comparable, has_published, keys_of, load_published
+from fl_privacy_lib.reproduction.records import META, read_record
+from fl_privacy_lib.reproduction.verdict import (
+    RATIO_FACTOR,
+    Evidence,
+    Status,
+    Verdict,
+    agrees,
+    at_setting,
+    decide,
+    published_setting,
+)
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 FIELDS = set("id paper where kind chapter statement table rows test setting refutation why".split())
@@ -26,20 +36,6 @@ KINDS = ("table", "figure", "proposition", "claim")
 CHECKS = (
     "values", "accounted", "rate_above", "rate_below", "fewer_iterations", "shown", "at_most", "ratio", "ahead", "best",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The computed status of a claim: on how many recorded cells its test held, or its counter-example; and why."""
-
-    status: str
-    held: int
-    cells: int
-    note: str = ""
-
-    def __str__(self) -> str:
-        what = "its counter-example holds" if self.status == "refuted" else "holds"
-        return self.status + (f": {what} on {self.held} of {self.cells} recorded cells" if self.cells else "")
 
 
 def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
@@ -62,11 +58,15 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
 
 
 def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
-    """Return a measured table ('paper/table'), empty if nothing is recorded; a broken file is an `InputError`."""
+    """Return a measured table ('paper/table') with the column `at_setting`, empty if nothing is recorded.
+
+    `at_setting` says whether a row ran at the table's published setting. A broken file is an `InputError`.
+    """
     path = folder / f"{table}.csv"
     if not path.exists():
-        return pd.DataFrame(columns=["metric"])
-    return _read(path, path.stat().st_mtime_ns).copy()
+        return pd.DataFrame(columns=["metric", "at_setting"])
+    rows = _read(path, path.stat().st_mtime_ns)
+    return rows.assign(at_setting=at_setting(rows, published_setting(table)))
 
 
 @functools.lru_cache(maxsize=128)
@@ -84,60 +84,105 @@ def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:
     return frame
 
 
-def at_published_setting(frame: pd.DataFrame, setting: dict[str, Any]) -> pd.DataFrame:
-    """Return the rows that ran at the published setting.
+def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return one dict a recorded cell: its key columns, and its metrics' means, spreads and counts by name.
 
-    Each column must equal what is named, data set by data set where a mapping names it; `victims`, over all seeds,
-    must be at least as many.
+    >>> frame = pd.DataFrame({"dataset": ["a"] * 2, "metric": ["accuracy", "growth"], "mean": [0.9, 2.0],
+    ...                       "std": [0.1, 0.0], "n": ["3", "3"], "seeds": ["3", "3"]})
+    >>> [(c["accuracy"], c["accuracy_std"], c["growth"]) for c in cells(frame)]
+    [(0.9, 0.1, 2.0)]
     """
-    for column, wanted in setting.items():
-        if isinstance(wanted, dict):
-            allowed = frame["dataset"].map(lambda name, wanted=wanted: str(wanted.get(name, "")))
-            frame = frame[frame[column] == allowed]
-            continue
-        if column == "victims":
-            total = frame["victims"].astype(int) * frame["seeds"].astype(int)
-            frame = frame[total >= int(wanted)]
-        else:
-            frame = select(frame, {column: wanted})
-    return frame
+    frame = select(frame, rows or {})
+    keys = [c for c in frame.columns if c not in {"metric", "at_setting", *META}]
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in frame.to_dict("records"):
+        there = {k: row[k] for k in (*keys, "seeds", "at_setting") if k in row}
+        there["key"] = {k: row[k] for k in keys}  # a budget is a key column and a metric of one name
+        cell = found.setdefault(tuple(row[k] for k in keys), there)
+        cell |= {row["metric"] + name: row.get(part) for name, part in (("", "mean"), ("_std", "std"), ("_n", "n"))}
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published value beside the recorded cell that answers it; either may be missing.
+
+    Parameters
+    ----------
+    printed : the published row, or None for a cell that no paper prints
+    cell : the recorded cell as `cells` returns it, or None where nothing is recorded
+    held : whether the value came out
+    """
+
+    printed: dict[str, Any] | None
+    cell: dict[str, Any] | None
+    held: bool = False
+
+
+def compare(table: str, frame: pd.DataFrame, metric: str = "", unpublished: bool = False) -> list[Comparison]:
+    """Return every published value of a table, or of one metric, with each recorded cell of the same keys.
+
+    They stand in the printed order, values without a cell alone, and where they are asked for, cells without a value
+    after them. A value whose convention is not understood (`accounting.conventions.UNREPRODUCED`) never comes out, even
+    where it agrees.
+    """
+    printed = select(comparable(table), {"metric": metric} if metric else {})
+    keys = keys_of(printed)
+    of_keys: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for cell in cells(frame):
+        of_keys.setdefault(tuple(cell["key"].get(k) for k in keys), []).append(cell)
+    paper, _, name = table.partition("/")
+    found, answered = [], set()
+    for row in ({str(k): v for k, v in row.items()} for row in printed.to_dict("records")):
+        asked, unit = row["measured_as"], row["unit"]
+        own = [cell for cell in of_keys.get(tuple(row[k] for k in keys), []) if asked in cell]
+        answered |= {id(cell) for cell in own}
+        close = [agrees(row["value"], cell[asked], cell[f"{asked}_std"], unit, row["metric"]) for cell in own]
+        understood = not any(entry.covers(paper, name, row) for entry in UNREPRODUCED)
+        pairs = zip(own, close, strict=True)
+        found += [Comparison(row, cell, c and understood) for cell, c in pairs] or [Comparison(row, None)]
+    alone = (cell for own in of_keys.values() for cell in own if id(cell) not in answered)
+    return found + [Comparison(None, cell) for cell in alone if unpublished]
+
+
+def judge(compared: Iterable[Comparison]) -> Verdict:
+    """Return the verdict on published values that stand together: a value, or a row of a table."""
+    ran = [(c.cell["at_setting"], c.held) for c in compared if c.cell and c.printed]
+    return decide(Evidence(bool(ran), all(full for full, _ in ran), tuple(held for _, held in ran)))
 
 
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
-    """Compute a claim's status from the records.
+    """Return the verdict on a claim, computed from the records.
 
-    *not run* without rows; *reduced setting* if no row ran at the published setting; *refuted* if the entry's
-    refutation (an argument and a test of its counter-example) holds in a recorded cell; else *reproduced* if the test
-    held on every cell, *not reproduced* otherwise.
+    What counts are the rows at the table's published setting, with the departures that the entry names. A claim is
+    refuted by a counter-example in such rows, together with the argument that the entry gives.
     """
     if "test" not in entry:
-        return Verdict("not run", 0, 0, entry["why"])
-    frame = select(measured(entry["table"], folder), entry.get("rows", {}))
-    if frame.empty:
-        return Verdict("not run", 0, 0, entry.get("why", "nothing recorded yet"))
-    full = at_published_setting(frame, entry.get("setting", {}))
-    if full.empty:
-        return Verdict("reduced setting", 0, 0)
-    held = check(entry["test"], entry, full)
-    if not held:
-        return Verdict("not run", 0, 0, "the cells it compares are not all recorded yet")
-    if "refutation" in entry:
-        counter = select(measured(entry["table"], folder), entry["refutation"]["rows"])
-        found = check(entry["refutation"]["test"], entry, at_published_setting(counter, entry.get("setting", {})))
-        if any(found):
-            return Verdict("refuted", sum(found), len(found), entry["refutation"]["argument"])
-    status = "reproduced" if all(held) else "not reproduced"
-    asked = "dataset" in entry.get("rows", {})
-    return Verdict(status, sum(held), len(held), "" if asked else _coverage(entry["table"], full))
+        return replace(decide(Evidence(recorded=False)), note=entry["why"])
+    frame, setting = measured(entry["table"], folder), published_setting(entry["table"])
+    if setting is not None and "setting" in entry:
+        frame["at_setting"] = at_setting(frame, setting | entry["setting"])
+    rows = select(frame, entry.get("rows", {}))
+    full = rows[rows["at_setting"].astype(bool)]
+    held = check(entry["test"], entry, full) if len(full) else []
+    counter, refutation = [], entry.get("refutation", {})
+    if len(full) and refutation:
+        rest = frame[frame["at_setting"].astype(bool)]
+        counter = check(refutation["test"], entry, select(rest, refutation["rows"]))
+    found = decide(Evidence(len(rows) > 0, len(full) > 0, tuple(held), tuple(counter)))
+    notes = {
+        Status.NOT_RUN: "the cells it compares are not all recorded yet" if len(rows) else "nothing recorded yet",
+        Status.REDUCED_SETTING: "" if setting is not None else "no published setting is known",
+        Status.REFUTED: refutation.get("argument", ""),
+    }
+    return replace(found, note=notes.get(found.status, _coverage(entry, full)))
 
 
-def _coverage(table: str, frame: pd.DataFrame) -> str:
-    """Return which data sets of a published table are recorded, where some are not."""
-    if "dataset" not in frame or not has_published(table):
+def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:
+    """Return which data sets of a published table are recorded, where some are not and the claim names none."""
+    if "dataset" in entry.get("rows", {}) or "dataset" not in frame or not has_published(entry["table"]):
         return ""
-    printed = load_published(table)
-    names = sorted(set(printed["dataset"])) if "dataset" in printed else []
-    own = sorted(set(frame["dataset"]))
+    names, own = (sorted(set(f.get("dataset", ()))) for f in (load_published(entry["table"]), frame))
     return f"{len(own)} of {len(names)} data sets: {', '.join(own)}" if set(own) < set(names) else ""
 
 
@@ -164,7 +209,7 @@ def _words(test: dict[str, Any]) -> str:
         case "shown" | "at_most":
             return f"{metric} {'≥' if kind == 'shown' else '≤'} {test['bound']}"
         case "ratio":
-            return f"printed ratio within a factor of {test['factor']}"
+            return f"printed ratio within a factor of {RATIO_FACTOR}"
         case "best":
             return f"{metric} highest at {test['over']} = {' or '.join(map(str, test['at']))}"
         case "ahead":
@@ -182,23 +227,21 @@ def _told(rows: dict[str, Any]) -> str:
 def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> list[bool]:
     """Return, for each recorded cell, whether the test holds there.
 
-    values : the published cell of the same keys is reproduced; `published` names the table where it is another
-    accounted : the published ε, budget or stopping time of the same keys comes out, see `compare_accounted`
+    values, accounted, ratio : the published value of the same keys comes out, a time as a ratio to the non-private one;
+        `published` names the table where it is another
     rate_above, rate_below : the Wilson interval of the success rate lies above, or below, `bound`
     fewer_iterations : `rows` needs fewer attack iterations to success than `than`, data set by data set
     shown : the metric `metric` is at least `bound`: a number, or the name of another metric of the same cell
     at_most : the metric `metric` is at most `bound`
-    ratio : a method's cost over the non-private one is the published ratio within the factor `factor`
     ahead : the metric of `rows` is above that of `than`, both at equal values of the columns `on`, by more than
         `errors` standard errors of the difference and `by` besides (negative: it is not that far behind)
     best : among the rows with equal values of the columns `on`, where the column `over` has all of `levels`, the metric
         is highest at one of `at`
     """
     kind = test["check"]
-    if kind == "values":
-        return [held for *_, held in compare_values(test.get("published", entry["table"]), frame)]
-    if kind == "accounted":
-        return [held for *_, held in compare_accounted(entry["table"], frame)]
+    if kind in ("values", "accounted", "ratio"):
+        compared = compare(test.get("published", entry["table"]), frame)
+        return [c.held for c in compared if c.cell]
     if kind in ("rate_above", "rate_below"):
         rates = frame[frame["metric"] == test.get("metric", "attack_success_rate")]
         bounds = [wilson_interval(round(r["mean"] * int(r["n"])), int(r["n"])) for _, r in rates.iterrows()]
@@ -208,9 +251,6 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
         small, large = select(needed, test["rows"]), select(needed, test["than"])
         pairs = small.merge(large, on="dataset", suffixes=("", "_than"))
         return list(pairs["mean"] < pairs["mean_than"])
-    if kind == "ratio":
-        widest = test["factor"]
-        return [1 / widest <= own / printed <= widest for *_, printed, own in compare_ratios(entry["table"], frame)]
     own = frame[frame["metric"] == test["metric"]]
     if kind == "ahead":
         one, other = select(own, test["rows"]), select(own, test["than"])
@@ -227,58 +267,3 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
     if isinstance(bound, str):  # the rows of a cell stand together, so both metrics come in the cells' order
         bound = frame[frame["metric"] == bound]["mean"].to_numpy()
     return list(values <= bound if kind == "at_most" else values >= bound)
-
-
-def compare_ratios(table: str, frame: pd.DataFrame) -> list[tuple[str, str, float, float]]:
-    """Return (data set, method, published ratio, measured ratio) of a method's time over the non-private one's.
-
-    Times of different machines compare only so.
-    """
-    printed = load_published(table)
-    times = printed[printed["unit"].isin(["ms", "s"])].set_index(["dataset", "method"])["value"].astype(float)
-    own = frame[(frame["metric"] == "ratio_to_non_private") & (frame["method"] != "non_private")]
-    found = []
-    for _, r in own.iterrows():
-        dataset, method = r["dataset"], r["method"]
-        found.append((dataset, method, times[dataset, method] / times[dataset, "non_private"], float(r["mean"])))
-    return found
-
-
-def compare_values(table: str, frame: pd.DataFrame) -> list[tuple[pd.Series, pd.Series, bool]]:
-    """Return (published row, measured row, reproduced?) for every published cell that has a measured row.
-
-    Rows are joined on the published key columns; the metric through `MEASURED_AS`, and the boolean `resilient`
-    through the success rate.
-    """
-    published = load_published(table)
-    keys = [c for c in published.columns if c not in ("metric", "unit", "value")]
-    pairs = []
-    for _, row in published.iterrows():
-        metric = "attack_success_rate" if row["unit"] == "boolean" else MEASURED_AS.get(row["metric"], row["metric"])
-        match = select(frame, {key: row[key] for key in keys} | {"metric": metric})
-        for _, found in match.iterrows():
-            value = Value(float(found["mean"]), float(found["std"]), int(found["n"]))
-            pairs.append((row, found, reproduces(row["value"], value, row["unit"])))
-    return pairs
-
-
-def compare_accounted(table: str, frame: pd.DataFrame) -> list[tuple[str, pd.Series, bool]]:
-    """Return (printed value, recorded row, does it come out?) for every recorded cell of a table of ε.
-
-    ε comes out within 0.1 % or one unit of the last printed digit, whichever is more; iterations within one; rounds
-    exactly. A cell that is listed as not understood (`accounting.conventions.UNREPRODUCED`) never counts, even where
-    its value happens to agree. A budget in a header is its own printed value.
-    """
-    printed = load_published(table)
-    keys = [c for c in printed.columns if c not in ("unit", "value")]
-    texts = printed.set_index(keys)["value"].to_dict()
-    paper, _, name = table.partition("/")
-    found = []
-    for _, row in frame.iterrows():
-        where = {key: str(row[key]) for key in keys}
-        text = where["target_epsilon"] if row["metric"] == "target_epsilon" else texts[tuple(where.values())]
-        width = {"iterations": 1.0, "rounds": 0.0}.get(row["metric"])
-        width = epsilon_tolerance(text) if width is None else width
-        known = not any(entry.covers(paper, name, where) for entry in UNREPRODUCED)
-        found.append((text, row, known and abs(float(row["mean"]) - float(text)) <= width * (1 + 1e-9)))
-    return found

@@ -1,16 +1,11 @@
-"""Published numbers beside measured ones: loading, joining by key, and the rule of a value's verdict."""
+"""The papers' printed numbers: loading them, and putting them in the form in which they can be compared."""
 
-from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.reproduction.paths import PUBLISHED
-
-STATUSES = ("reproduced", "not reproduced", "reduced setting", "refuted", "not run")
 
 MEASURED_AS = {"rmse": "mse"}
 """Published metric → measured metric, where the name and the formula of a paper disagree: they print no root."""
@@ -34,47 +29,30 @@ def has_published(table: str, folder: Path = PUBLISHED) -> bool:
     return (folder / f"{table}.csv").exists()
 
 
-def load_index(paper: str, folder: Path = PUBLISHED) -> dict:
-    """Return a paper's index: its settings, and the notes on what is garbled or contradictory."""
-    return yaml.safe_load((folder / paper / "index.yaml").read_text())
+def keys_of(printed: pd.DataFrame) -> list[str]:
+    """Return the key columns that name a published cell, apart from its metric."""
+    return [c for c in printed.columns if c not in ("metric", "unit", "value", "measured_as")]
 
 
-@dataclass(frozen=True)
-class Value:
-    """A measured value: mean, standard deviation over seeds, and the number of units behind it."""
+def comparable(table: str) -> pd.DataFrame:
+    """Return a published table as the records can answer it, with the measured metric in the column `measured_as`.
 
-    mean: float
-    std: float
-    n: int
-
-
-def last_digit(printed: str) -> float:
-    """Return one unit of the last printed digit.
-
-    >>> last_digit("0.1549"), last_digit("300"), last_digit("1.50E-05")
-    (0.0001, 1.0, 1e-07)
+    Times become ratios to the non-private one, since those of two machines compare only so; a budget in a key column is
+    a value of its own; a boolean is answered by a success rate.
     """
-    return float(Decimal(1).scaleb(int(Decimal(printed).as_tuple().exponent)))
-
-
-def reproduces(printed: str, measured: Value, unit: str) -> bool:
-    """Return whether a measured value reproduces a printed one (DESIGN section 4).
-
-    Parameters
-    ----------
-    printed : str, as in the paper; 'true' and 'false' for a boolean
-    measured : Value; for a boolean the mean is the success rate, and an attack that recovers fewer than half of
-        its images counts as resisted
-    unit : str, the published unit
-
-    Examples
-    --------
-    >>> reproduces("0.1549", Value(0.16, 0.004, 100), "dimensionless")
-    True
-    >>> reproduces("0.95", Value(0.957, 0.0, 1), "fraction")
-    True
-    """
-    if unit == "boolean":
-        return (measured.mean < 0.5) == (printed == "true")
-    tolerance = max(2 * measured.std, last_digit(printed), 0.01 if unit == "fraction" else 0.0)
-    return abs(measured.mean - float(printed)) <= tolerance
+    printed = load_published(table)
+    times = printed["unit"].isin(["ms", "s"])
+    base = printed[times & (printed["method"] == "non_private")].set_index("dataset")["value"].astype(float)
+    if times.any() and len(base):
+        ratios = printed["value"][times].astype(float) / printed["dataset"][times].map(base)
+        printed.loc[times, ["metric", "unit"]] = ["ratio_to_non_private", "ratio"]
+        printed.loc[times, "value"] = ratios.map(repr)
+        printed = printed[~times | (printed["method"] != "non_private")]
+    if "target_epsilon" in printed:
+        named = [c for c in ("dataset", "accounting", "target_epsilon") if c in printed]
+        budgets = printed.loc[printed["target_epsilon"].str.match(r"\d"), named].drop_duplicates()
+        own = {"metric": "target_epsilon", "unit": "dimensionless", "value": budgets["target_epsilon"]}
+        rest = {c: "not_applicable" for c in keys_of(printed) if c not in named}
+        printed = pd.concat([printed, budgets.assign(**rest, **own)], ignore_index=True)
+    answered = printed["metric"].map(lambda metric: MEASURED_AS.get(metric, metric))
+    return printed.assign(measured_as=answered.mask(printed["unit"] == "boolean", "attack_success_rate"))

@@ -1,7 +1,8 @@
-"""Tables for the pages: measured beside published, a status badge on each row."""
+"""Tables for the pages: published beside measured, with a status badge on each row."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -9,9 +10,10 @@ import pandas as pd
 
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.claims import (
-    at_published_setting,
-    compare_accounted,
+    Comparison,
+    compare,
     in_words,
+    judge,
     load_claims,
     measured,
     select,
@@ -19,7 +21,7 @@ from fl_privacy_lib.reproduction.claims import (
 )
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.published import MEASURED_AS, STATUSES, Value, load_published, reproduces
+from fl_privacy_lib.reproduction.verdict import Status
 
 
 class Table:
@@ -52,16 +54,20 @@ class Table:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-class Badge(str):
-    """A status word that a page shows as a badge."""
+@dataclass(frozen=True)
+class Badge:
+    """A status that a page shows as a badge, with what stands behind it."""
+
+    status: Status
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def _cell(cell: Any, column: int) -> str:
     if isinstance(cell, Badge):
-        word = cell.partition(":")[0]
-        # the style sheet's classes: reproduced, not-reproduced, reduced, refuted, not-run
-        style = "reduced" if word == "reduced setting" else word.replace(" ", "-")
-        return f'<td><span class="status status-{style}">{escape(cell)}</span></td>'
+        return f'<td><span class="status status-{cell.status.style}">{escape(cell.text)}</span></td>'
     tag = "th" if column == 0 else "td"
     scope = ' scope="row"' if column == 0 else ' class="value"' if "±" in str(cell) else ""
     return f"<{tag}{scope}>{escape(str(cell))}</{tag}>"
@@ -90,79 +96,98 @@ def number(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1 else f"{value:.3g}"
 
 
-def beside(table: str, setting: dict[str, Any], live: dict[tuple[str, ...], str] | None = None) -> Table:
-    """Return a resilience table: published, measured (setting, seeds, mean ± std), this run, status.
+@dataclass(frozen=True)
+class Row:
+    """The published values that stand in one row of a table, each beside the recorded cell that answers it."""
+
+    values: tuple[Comparison, ...]
+
+    @property
+    def cell(self) -> dict[str, Any] | None:
+        """The recorded cell, the first where the row has several; None where nothing is recorded."""
+        return next((c.cell for c in self.values if c.cell), None)
+
+    def __getitem__(self, column: str) -> str:
+        """Return a key column's value, as text; 'not_applicable' where the row has none of this name."""
+        return ((self.values[0].printed or {}) | (self.cell or {"key": {}})["key"]).get(column, "not_applicable")
+
+    def published(self, metric: str = "") -> str:
+        """Return the printed text of a metric, or the only one there is; a dash for none."""
+        texts = (c.printed["value"] for c in self.values if c.printed and metric in ("", c.printed["metric"]))
+        return next(texts, "—")
+
+    def mean(self, metric: str) -> str:
+        """Return a measured mean; a dash where nothing is recorded."""
+        return number(self.cell[metric]) if self.cell else "—"
+
+    def spread(self, metric: str) -> str:
+        """Return a measured mean ± its standard deviation over seeds; a dash where nothing is recorded."""
+        return f"{self.mean(metric)} ± {number(self.cell[metric + '_std'])}" if self.cell else "—"
+
+    def rate(self) -> str:
+        """Return the attacks' measured success rate with its Wilson interval; a dash where nothing is recorded."""
+        found = self.cell
+        return rate(found["attack_success_rate"], int(found["attack_success_rate_n"])) if found else "—"
+
+    @property
+    def status(self) -> "Badge | str":
+        """The row's status, with the number of its values that came out where there are several."""
+        if not any(c.printed for c in self.values):
+            return "not in the paper"
+        found = judge(self.values)
+        many = f": {found.held} of {found.cells} values" if found.cells > 1 else ""
+        return Badge(found.status, found.status + many)
+
+
+Columns = Mapping[str, Callable[[Row], Any]]
+
+RESILIENCE: Columns = {
+    "succeeds": lambda row: {"true": "no", "false": "yes"}.get(row.published("resilient"), "—"),
+    "recovered": Row.rate,
+    "distance": lambda row: row.published("rmse"),
+    "MSE": lambda row: row.spread("mse"),
+    "iterations": lambda row: f"{row.published('attack_iterations')} / {row.mean('attack_iterations')}",
+}
+"""The columns of a table of attacks: what is published and what was measured."""
+
+
+def beside(
+    table: str,
+    columns: Columns,
+    by: Sequence[str] | Callable[[Row], Any],
+    *,
+    metric: str = "",
+    frame: pd.DataFrame | None = None,
+    below: Callable[[Row], Sequence[Columns]] = lambda row: (),
+    unrecorded: bool = False,
+    unpublished: bool = False,
+) -> Table:
+    """Return a published table beside what was measured, with the status of each row last.
 
     Parameters
     ----------
     table : str, e.g. 'fed_cdp/table_7'
-    setting : the published setting, as in the claims ledger; rows at less are 'reduced setting'
-    live : (dataset, threat type, arm, attacker) → this run's success rate
+    columns : title → what it shows of a row
+    by : the key columns, or what else is equal for the values that share a row
+    metric : the only published metric that is shown, or any
+    frame : the recorded rows, where they are not those of the table's own record
+    below : the columns of the further lines that a row has, with the same titles and no status
+    unrecorded, unpublished : whether published values without a recorded cell are shown, and cells without a value
     """
-    frame, printed = measured(table), load_published(table)
-    rows = []
-    keys = ["dataset", "threat_type", "method", "arm", "attacker"]
-    cells = frame.drop_duplicates(keys)[keys] if len(frame) else pd.DataFrame(columns=keys)
-    cells = cells.sort_values(keys[:2], key=_by_appearance, kind="stable")  # what was recorded later joins its like
-    full = at_published_setting(frame, setting) if len(frame) else frame
-    for cell in cells.to_dict("records"):
-        key: dict[str, Any] = {str(name): value for name, value in cell.items()}
-        own: Any = select(frame, key).set_index("metric")
-        value = {m: Value(float(own.at[m, "mean"]), float(own.at[m, "std"]), int(own.at[m, "n"])) for m in own.index}
-        there: Any = select(printed, {k: key[k] for k in ("dataset", "threat_type", "method")}).set_index("metric")
-        outcomes, shown = [], {"resilient": "—", "rmse": "—", "attack_iterations": "—"}
-        for metric in shown:
-            if metric in there.index:
-                text, unit = there.at[metric, "value"], there.at[metric, "unit"]
-                source = "attack_success_rate" if unit == "boolean" else MEASURED_AS.get(metric, metric)
-                outcomes.append(reproduces(text, value[source], unit))
-                shown[metric] = {"true": "no", "false": "yes"}.get(text, text)
-        status = _status(outcomes, not select(full, key).empty)
-        success, error = value["attack_success_rate"], value["mse"]
-        rows.append([
-            f"{named(key['dataset'])}, {named(key['threat_type'])}", f"{named(key['arm'])}, {named(key['attacker'])}",
-            shown["resilient"], rate(success.mean, success.n),
-            shown["rmse"], f"{number(error.mean)} ± {number(error.std)}",
-            f"{shown['attack_iterations']} / {number(value['attack_iterations'].mean)}",
-            (live or {}).get((key["dataset"], key["threat_type"], key["arm"], key["attacker"]), "—"), status,
-        ])  # fmt: skip
-    columns = ["data, type", "method, attacker", "succeeds", "recovered", "distance", "MSE", "iterations", "this run",
-               "status"]  # fmt: skip
-    return Table(columns, rows)
-
-
-def _by_appearance(column: pd.Series) -> pd.Series:
-    return column.map({value: place for place, value in enumerate(dict.fromkeys(column))})
-
-
-def beside_accounted(table: str, live: dict[tuple[str, ...], float]) -> Table:
-    """Return an accounting table: published, recorded and this run's value of every cell, equal rows merged.
-
-    Parameters
-    ----------
-    table : str, e.g. 'fed_cdp/table_6'
-    live : published key columns of a cell → this run's value
-    """
-    keys = [c for c in load_published(table).columns if c not in ("unit", "value")]
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for text, row, held in compare_accounted(table, measured(table)):
-        where = {key: str(row[key]) for key in keys}
-        now = live.get(tuple(where.values()))
-        shown = [named(where["dataset"]), *(where[k] for k in keys if k not in ("dataset", "method"))]
-        values = [text, f"{row['mean']:.6g}", "—" if now is None else f"{now:.6g}"]
-        groups.setdefault((*shown, *values, "reproduced" if held else "not reproduced"), []).append(where["method"])
-    rest = [k.replace("_", " ") for k in keys if k not in ("dataset", "method")]
-    rows = [[cell[0], "; ".join(map(named, who)), *cell[1:-1], Badge(cell[-1])] for cell, who in groups.items()]
-    return Table(["data", "method", *rest, "published", "recorded", "this run", "status"], rows)
-
-
-def _status(outcomes: list[bool], full: bool) -> str:
-    if not outcomes:
-        return "not in the paper"
-    if not full:
-        return Badge("reduced setting")
-    word = "reproduced" if all(outcomes) else "not reproduced"
-    return Badge(f"{word}: {sum(outcomes)} of {len(outcomes)} values")
+    groups: dict[Any, list[Comparison]] = {}
+    for one in compare(table, measured(table) if frame is None else frame, metric, unpublished):
+        if one.cell or unrecorded:
+            row = Row((one,))
+            groups.setdefault(by(row) if callable(by) else tuple(row[c] for c in by), []).append(one)
+    rows = [Row(tuple(group)) for group in groups.values()]
+    for column in ("threat_type", "dataset"):  # like stands by like, in the order of first appearance
+        order = list(dict.fromkeys(row[column] for row in rows))
+        rows.sort(key=lambda row: order.index(row[column]))
+    shown = []
+    for row in rows:
+        shown.append([*(show(row) for show in columns.values()), row.status])
+        shown += [[*(show(row) for show in line.values()), "—"] for line in below(row)]
+    return Table([*columns, "status"], shown) if shown else Table(["recorded"], [["nothing yet: make record"]])
 
 
 def claims_table(chapter: str | None = None) -> Table:
@@ -173,17 +198,23 @@ def claims_table(chapter: str | None = None) -> Table:
             found = verdict(entry)
             where = f"{named(entry['paper'])}: {entry['where']}"
             test = in_words(entry["test"]) if "test" in entry else "—"
-            rows.append([where, entry["statement"], test, Badge(str(found)), found.note or "—"])
+            rows.append([where, entry["statement"], test, Badge(found.status, str(found)), found.note or "—"])
     return Table(["where", "claim, in our words", "test", "verdict", "note"], rows)
+
+
+def claims_summary(chapter: str) -> str:
+    """Return how many claims of a chapter have which status, in words."""
+    counts = Counter(verdict(entry).status for entry in load_claims() if entry["chapter"] == chapter)
+    return ", ".join(f"{n} {status}" for status, n in counts.items())
 
 
 def summary_table() -> Table:
     """Return how many claims of each paper have which status."""
     counts = Counter((entry["paper"], verdict(entry).status) for entry in load_claims())
     papers = list(dict.fromkeys(paper for paper, _ in counts))
-    rows = [[named(paper), *(counts[paper, status] for status in STATUSES)] for paper in papers]
-    rows.append(["all", *(sum(n for (_, own), n in counts.items() if own == status) for status in STATUSES)])
-    return Table(["paper", *STATUSES], rows)
+    rows = [[named(paper), *(counts[paper, status] for status in Status)] for paper in papers]
+    rows.append(["all", *(sum(counts[paper, status] for paper in papers) for status in Status)])
+    return Table(["paper", *Status], rows)
 
 
 def time_table(chapter: str) -> Table:

@@ -6,15 +6,16 @@ from typing import Any
 import pandas as pd
 
 from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
-from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, measured, select
+from fl_privacy_lib.reproduction.claims import cells, measured, select
 from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.figures import Banded, named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.tables import Badge, Table, number, rate
+from fl_privacy_lib.reproduction.tables import RESILIENCE, Row, Table, beside, number, rate
 
 TABLE_3 = "fed_alpha_cdp/table_3"
-FULL = {"victims": 100, "max_iterations": 300}
+SOURCES = ("fed_cdp/table_7", TABLE_3, f"{TABLE_3}_rest")
+"""The records in which Table 3's cells stand."""
 FROM_TABLE_VII = {"non_private": "non_private", "fed_sdp_client": "fed_sdp_client", "fed_sdp_server": "fed_sdp"}
 """Defence → Table 3's method, where Fed-CDP's Table VII has the same cell."""
 READERS = {
@@ -57,61 +58,34 @@ def _band(point: dict[str, Any], metric: str) -> tuple[float, float]:
 
 def table_3_frame(folder: Path = MEASURED) -> pd.DataFrame:
     """Return the recorded rows of Table 3's cells, with its own keys, whatever record they stand in."""
-    seven = measured("fed_cdp/table_7", folder)
+    seven, *rest = (measured(table, folder) for table in SOURCES)
     if len(seven):
         seven = seven[seven["arm"].isin(list(FROM_TABLE_VII))]
         seven = seven.assign(method=seven["arm"].map(FROM_TABLE_VII), defense=seven["arm"], arm=seven["attacker"])
         both = seven["threat_type"] == "type_0_1"
         seven = pd.concat([seven[~both], *(seven[both].assign(threat_type=t) for t in ("type_0", "type_1"))])
-    frames = [seven, measured(TABLE_3, folder), measured(f"{TABLE_3}_rest", folder)]
-    frames = [frame for frame in frames if len(frame)]
-    return pd.concat(frames, ignore_index=True) if frames else seven
+    frames = [frame for frame in (seven, *rest) if len(frame)]
+    return pd.concat(frames, ignore_index=True).fillna("not_applicable") if frames else seven
 
 
 def table_3(folder: Path = MEASURED) -> Table:
     """Return the whole of Table 3: published, measured by the published attacker and a clip-aware one, and guesses."""
-    frame, printed = table_3_frame(folder), load_published(TABLE_3)
-    columns = ["data, type", "method", "succeeds", "recovered", "recovered, clip-aware", "distance", "MSE",
-               "grey; class mean", "iterations", "status"]  # fmt: skip
-    rows = []
-    keys = printed[["dataset", "threat_type", "method"]].drop_duplicates()
-    for key in keys.sort_values("dataset", ascending=False, kind="stable").to_dict("records"):  # MNIST, then LFW
-        cell = {str(name): value for name, value in key.items()}
-        there = select(printed, cell).set_index("metric")["value"]
-        succeeds = {"true": "no", "false": "yes"}[there["resilient"]]
-        head = f"{named(cell['dataset'])}, {named(cell['threat_type'])}"
-        own = select(frame, cell | {"arm": "naive"})
-        if own.empty:
-            rows.append([head, named_method(cell["method"]), succeeds, "—", "—", there["rmse"], "—", "—",
-                         f"{there['attack_iterations']} / —", Badge("not run")])  # fmt: skip
-            continue
-        for defense, part in own.groupby("defense", sort=False):
-            of: Any = part.drop_duplicates("metric").set_index("metric")
-            aware = select(frame, cell | {"arm": "clip_aware", "defense": defense, "metric": "attack_success_rate"})
-            rows.append([
-                head, named_method(str(defense)), succeeds, _rate(of.loc["attack_success_rate"]),
-                _rate(aware.iloc[0]) if len(aware) else "—", there["rmse"],
-                f"{number(of.at['mse', 'mean'])} ± {number(of.at['mse', 'std'])}",
-                f"{number(of.at['grey_mse', 'mean'])}; {number(of.at['class_mean_mse', 'mean'])}",
-                f"{there['attack_iterations']} / {number(of.at['attack_iterations', 'mean'])}", _status(part),
-            ])  # fmt: skip
-    return Table(columns, rows)
+    frame = table_3_frame(folder)
 
+    keys = ("dataset", "threat_type", "method", "defense")
 
-def named_method(code: str) -> str:
-    """Return the reader's name of a method or of one of its readings."""
-    return READERS.get(code, named(code))
+    def aware(row: Row) -> str:
+        found = select(frame, {key: row[key] for key in keys} | {"arm": "clip_aware", "metric": "attack_success_rate"})
+        return rate(found["mean"].iloc[0], int(found["n"].iloc[0])) if len(found) else "—"
 
-
-def _rate(row: Any) -> str:
-    return rate(row["mean"], int(row["n"]))
-
-
-def _status(cell: pd.DataFrame) -> Badge:
-    if at_published_setting(cell, FULL).empty:
-        return Badge("reduced setting")
-    held = [ok for *_, ok in compare_values(TABLE_3, cell)]
-    return Badge(f"{'reproduced' if all(held) else 'not reproduced'}: {sum(held)} of {len(held)} values")
+    columns = {
+        "data, type": lambda row: f"{named(row['dataset'])}, {named(row['threat_type'])}",
+        "method": lambda row: READERS.get(row["defense"], named(row["defense" if row.cell else "method"])),
+        **RESILIENCE,
+        "recovered, clip-aware": aware,
+        "grey; class mean": lambda row: f"{row.mean('grey_mse')}; {row.mean('class_mean_mse')}" if row.cell else "—",
+    }
+    return beside(TABLE_3, columns, keys, frame=select(frame, {"arm": "naive"}), unrecorded=True)
 
 
 def guessed(folder: Path = MEASURED) -> dict[str, tuple[int, int]]:
@@ -119,20 +93,14 @@ def guessed(folder: Path = MEASURED) -> dict[str, tuple[int, int]]:
 
     The guesses are those on the victims of the same cell: a grey image, and the mean of the victim's class.
     """
-    frame, printed = table_3_frame(folder), load_published(TABLE_3)
     keys = ["dataset", "threat_type", "method"]
-    leaks = printed[(printed["metric"] == "resilient") & (printed["value"] == "false")]
-    found = {}
-    for name, metric in (("grey", "grey_mse"), ("class mean", "class_mean_mse")):
-        worse = []
-        for key in leaks[keys].to_dict("records"):
-            cell = {str(name): value for name, value in key.items()}
-            own = select(frame, cell | {"metric": metric})
-            if len(own):
-                distance = float(select(printed, cell | {"metric": "rmse"})["value"].iloc[0])
-                worse.append(distance > float(own["mean"].iloc[0]))
-        found[name] = (sum(worse), len(worse))
-    return found
+    printed = load_published(TABLE_3).set_index([*keys, "metric"])["value"].to_dict()
+    recorded = {tuple(cell[k] for k in keys): cell for cell in reversed(cells(table_3_frame(folder)))}
+    leaks = [key for key in recorded if printed.get((*key, "resilient")) == "false"]
+    return {
+        name: (sum(float(printed[*key, "rmse"]) > recorded[key][metric] for key in leaks), len(leaks))
+        for name, metric in (("grey", "grey_mse"), ("class mean", "class_mean_mse"))
+    }
 
 
 def thresholds(grey: float, mean: float) -> Table:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -11,11 +10,10 @@ import pandas as pd
 
 from fl_privacy_lib.audit import Statements, statement
 from fl_privacy_lib.defenses import Holding
-from fl_privacy_lib.reproduction.claims import at_published_setting, compare_values, load_claims, select
+from fl_privacy_lib.reproduction.claims import cells
 from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, SDP, SETUPS, Training
 from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import TUNED_AS, Rates
 from fl_privacy_lib.reproduction.points import labelled, readable
-from fl_privacy_lib.reproduction.published import load_published
 
 DELTA = 1e-5
 TENSORS = 3  # of both networks
@@ -26,25 +24,6 @@ def point_of(row: Any) -> Training:
     """Return the training that a recorded row is of."""
     return Training(**{f.name: row[f.name] == "True" if f.type is bool else f.type(row[f.name])  # type: ignore[operator]
                        for f in fields(Training)})  # fmt: skip
-
-
-def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return one dict a recorded cell: its columns, the metric columns' means by name, and accuracy's spread.
-
-    >>> frame = pd.DataFrame({"dataset": ["a"] * 2, "metric": ["accuracy", "growth"], "mean": [0.9, 2.0],
-    ...                       "std": [0.1, 0.0], "n": ["3", "3"], "seeds": ["3", "3"]})
-    >>> [(c["accuracy"], c["accuracy_std"], c["growth"]) for c in cells(frame)]
-    [(0.9, 0.1, 2.0)]
-    """
-    frame = select(frame, rows or {})
-    if frame.empty:
-        return []
-    keys = list(frame.columns[: list(frame.columns).index("metric")])
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in frame.to_dict("records"):
-        cell = found.setdefault(tuple(row[k] for k in keys), {k: row[k] for k in (*keys, "seeds")})
-        cell |= {row["metric"]: row["mean"], f"{row['metric']}_std": row["std"]}
-    return list(found.values())
 
 
 def nearest_rate(point: Training, rates: Rates) -> float:
@@ -109,32 +88,6 @@ def epsilons(point: Training) -> str:
     both = spent(replace(point, local_lr=CODE_RATE, clip_norm=bound, seed=0, seeds=1, pruned=0.0, held_out=False,
                          watched=False))  # fmt: skip
     return " / ".join("∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved))
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A recorded cell beside the published one, or a published one that has none (`own` is None)."""
-
-    printed: dict[str, str]
-    own: dict[str, Any] | None
-    status: str
-
-
-def compared(table: str, frame: pd.DataFrame) -> Iterator[Compared]:
-    """Yield every published accuracy of a table with each recorded cell of the same keys, and the computed status."""
-    setting = next(c["setting"] for c in load_claims() if c.get("table") == table and "setting" in c)
-    printed = select(load_published(table), {"metric": "accuracy"})
-    full = set(at_published_setting(frame, setting).index) if len(frame) else set()
-    keys = [c for c in printed.columns if c not in ("metric", "unit", "value")]
-    own = {tuple(c[k] for k in frame.columns[: list(frame.columns).index("metric")]): c for c in cells(frame)}
-    met: dict[tuple[str, ...], list[Compared]] = {}
-    for row, found, held in compare_values(table, frame) if len(frame) else ():
-        if row["metric"] == "accuracy":
-            cell = own[tuple(found[k] for k in frame.columns[: list(frame.columns).index("metric")])]
-            word = "reduced setting" if found.name not in full else "reproduced" if held else "not reproduced"
-            met.setdefault(tuple(row[k] for k in keys), []).append(Compared(dict(row), cell, word))
-    for _, row in printed.iterrows():
-        yield from met.get(tuple(row[k] for k in keys), [Compared(dict(row), None, "not run")])
 
 
 Rate = Literal["chosen", "coded", "best"]

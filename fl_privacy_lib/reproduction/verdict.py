@@ -1,0 +1,172 @@
+"""Every status, of a value, of a row of values and of a claim, is decided here and nowhere else.
+
+Others compare and gather: `agrees` says whether one value came out, `at_setting` which rows ran at
+the published setting. `decide` turns what they gathered, an `Evidence`, into a status. A further
+status is one more rule there.
+"""
+
+import functools
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fl_privacy_lib.accounting.recompute import epsilon_tolerance
+from fl_privacy_lib.reproduction.paths import RESULTS
+
+RATIO_FACTOR = 1.25
+"""A ratio of two times agrees within this factor: other hardware moves even ratios."""
+
+
+class Status(StrEnum):
+    """What a value, a row of values or a claim amounts to, in a reader's words."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    REDUCED_SETTING = "reduced setting"
+    REFUTED = "refuted"
+    NOT_RUN = "not run"
+
+    @property
+    def style(self) -> str:
+        """The end of the style sheet's class: 'not-run', and 'reduced' for a reduced setting."""
+        return self.removesuffix(" setting").replace(" ", "-")
+
+
+# ---- a value --------------------------------------------------------------------------------
+
+
+def last_digit(printed: str) -> float:
+    """Return one unit of the last printed digit.
+
+    >>> last_digit("0.1549"), last_digit("300"), last_digit("1.50E-05")
+    (0.0001, 1.0, 1e-07)
+    """
+    return float(Decimal(1).scaleb(int(Decimal(printed).as_tuple().exponent)))
+
+
+def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -> bool:
+    """Return whether a measured value is within the tolerance of a printed one (DESIGN section 4).
+
+    Two standard deviations over seeds, one unit of the last printed digit, or 0.01 for a fraction,
+    whichever is more. An ε may be 0.1 % off, a round at which a budget is spent not at all, a ratio
+    of times by `RATIO_FACTOR`.
+
+    Parameters
+    ----------
+    printed : str, as in the paper; 'true' and 'false' for a boolean
+    mean, std : measured, over seeds; for a boolean the mean is the success rate, and an attack that
+        recovers fewer than half of its images counts as resisted
+    unit : str, the published unit, or 'ratio'
+    metric : str, the published metric
+
+    Examples
+    --------
+    >>> agrees("0.1549", 0.16, 0.004, "dimensionless"), agrees("0.95", 0.957, 0.0, "fraction")
+    (True, True)
+    """
+    if unit == "boolean":
+        return (mean < 0.5) == (printed == "true")
+    if unit == "ratio":
+        return 1 / RATIO_FACTOR <= mean / float(printed) <= RATIO_FACTOR
+    if metric in ("epsilon", "target_epsilon"):
+        tolerance = epsilon_tolerance(printed)
+    elif metric == "rounds":
+        tolerance = 0.0
+    else:
+        tolerance = max(2 * std, last_digit(printed), 0.01 if unit == "fraction" else 0.0)
+    return abs(mean - float(printed)) <= tolerance * (1 + 1e-9)  # 0.2 - 0.1 is not 0.1
+
+
+# ---- the published setting ------------------------------------------------------------------
+
+
+@functools.cache
+def _settings() -> dict[str, dict[str, Any]]:
+    return dict(yaml.safe_load((RESULTS / "settings.yml").read_text()))
+
+
+def published_setting(table: str) -> dict[str, Any] | None:
+    """Return the setting that a table's rows must have run at, column → value; None if unknown."""
+    return _settings().get(table)
+
+
+def at_setting(rows: pd.DataFrame, setting: dict[str, Any] | None) -> "pd.Series[bool]":
+    """Return which rows ran at a setting, [rows]; none of them where no setting is known.
+
+    Parameters
+    ----------
+    rows : a measured table
+    setting : column → a value, a list of values, {row's data set: value}, {'by': column, its value:
+        value}, or {'at_least': number}; `victims` are those of all seeds. A column that the rows
+        lack is not met.
+    """
+    met = pd.Series(setting is not None, index=rows.index)
+    for column, wanted in (setting or {}).items():
+        met &= _meets(rows, column, wanted) if column in rows else False
+    return met
+
+
+def _meets(rows: pd.DataFrame, column: str, wanted: Any) -> "pd.Series[bool]":
+    if isinstance(wanted, dict) and "at_least" in wanted:
+        count = pd.to_numeric(rows[column], errors="coerce")
+        seeds = pd.to_numeric(rows["seeds"]) if column == "victims" else 1
+        return count * seeds >= wanted["at_least"]
+    if isinstance(wanted, dict):
+        keys = rows[wanted.get("by", "dataset")]
+        return rows[column] == keys.map(lambda key: str(wanted.get(key)))
+    return rows[column].isin([str(w) for w in (wanted if isinstance(wanted, list) else [wanted])])
+
+
+# ---- the decision ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a value, a row of values or a claim when its status is decided.
+
+    Parameters
+    ----------
+    recorded : whether anything is recorded of what it is about
+    at_setting : whether that ran at the published setting
+    held : of each compared cell, whether it came out: the value agrees, or the claim's test holds
+    counter_examples : of each cell of a claim's counter-example, whether it holds
+    """
+
+    recorded: bool
+    at_setting: bool = False
+    held: tuple[bool, ...] = ()
+    counter_examples: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A status, how many of the compared cells behind it held, and a sentence that says why."""
+
+    status: Status
+    held: int = 0
+    cells: int = 0
+    note: str = ""
+
+    def __str__(self) -> str:
+        what = "its counter-example holds" if self.status is Status.REFUTED else "holds"
+        many = f": {what} on {self.held} of {self.cells} recorded cells"
+        return self.status + (many if self.cells else "")
+
+
+def decide(evidence: Evidence) -> Verdict:
+    """Return the verdict on some evidence: the first rule that applies decides."""
+    if not evidence.recorded:
+        return Verdict(Status.NOT_RUN)
+    if not evidence.at_setting:
+        return Verdict(Status.REDUCED_SETTING)
+    if not evidence.held:  # some of what is to be compared is not recorded
+        return Verdict(Status.NOT_RUN)
+    counter = evidence.counter_examples
+    if any(counter):
+        return Verdict(Status.REFUTED, sum(counter), len(counter))
+    status = Status.REPRODUCED if all(evidence.held) else Status.NOT_REPRODUCED
+    return Verdict(status, sum(evidence.held), len(evidence.held))

@@ -1,7 +1,8 @@
 """Every status, of a value, of a row of values and of a claim, is decided here and nowhere else.
 
-Others compare and gather: `agrees` says whether one value came out, `at_setting` which rows ran at the published
-setting. `decide` turns what they gathered, an `Evidence`, into a status. A further status is one more rule there.
+Others compare and gather: `agrees` says whether one value came out, `at_setting` which rows ran at
+the published setting. `decide` turns what they gathered, an `Evidence`, into a status. A further
+status is one more rule there.
 """
 
 import functools
@@ -31,7 +32,7 @@ class Status(StrEnum):
 
     @property
     def style(self) -> str:
-        """The end of the style sheet's class: 'not-run', and 'reduced' alone for a reduced setting."""
+        """The end of the style sheet's class: 'not-run', and 'reduced' for a reduced setting."""
         return self.removesuffix(" setting").replace(" ", "-")
 
 
@@ -50,15 +51,15 @@ def last_digit(printed: str) -> float:
 def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -> bool:
     """Return whether a measured value is within the tolerance of a printed one (DESIGN section 4).
 
-    Two standard deviations over seeds, one unit of the last printed digit, or 0.01 for a fraction, whichever
-    is more. An ε may be 0.1 % off, a round at which a budget is spent not at all, a ratio of times by
-    `RATIO_FACTOR`.
+    Two standard deviations over seeds, one unit of the last printed digit, or 0.01 for a fraction,
+    whichever is more. An ε may be 0.1 % off, a round at which a budget is spent not at all, a ratio
+    of times by `RATIO_FACTOR`.
 
     Parameters
     ----------
     printed : str, as in the paper; 'true' and 'false' for a boolean
-    mean, std : measured, over seeds; for a boolean the mean is the success rate, and an attack that recovers
-        fewer than half of its images counts as resisted
+    mean, std : measured, over seeds; for a boolean the mean is the success rate, and an attack that
+        recovers fewer than half of its images counts as resisted
     unit : str, the published unit, or 'ratio'
     metric : str, the published metric
 
@@ -89,7 +90,7 @@ def _settings() -> dict[str, dict[str, Any]]:
 
 
 def published_setting(table: str) -> dict[str, Any] | None:
-    """Return the setting that a table's rows have to have run at: column → value; None if it is not known."""
+    """Return the setting that a table's rows must have run at, column → value; None if unknown."""
     return _settings().get(table)
 
 
@@ -99,8 +100,9 @@ def at_setting(rows: pd.DataFrame, setting: dict[str, Any] | None) -> "pd.Series
     Parameters
     ----------
     rows : a measured table
-    setting : column → a value, a list of values, {row's data set: value}, {'by': column, its value: value}, or
-        {'at_least': number}; `victims` are those of all seeds. A column that the rows lack is not met.
+    setting : column → a value, a list of values, {row's data set: value}, {'by': column, its value:
+        value}, or {'at_least': number}; `victims` are those of all seeds. A column that the rows
+        lack is not met.
     """
     met = pd.Series(setting is not None, index=rows.index)
     for column, wanted in (setting or {}).items():
@@ -114,7 +116,8 @@ def _meets(rows: pd.DataFrame, column: str, wanted: Any) -> "pd.Series[bool]":
         seeds = pd.to_numeric(rows["seeds"]) if column == "victims" else 1
         return count * seeds >= wanted["at_least"]
     if isinstance(wanted, dict):
-        return rows[column] == rows[wanted.get("by", "dataset")].map(lambda key: str(wanted.get(key)))
+        keys = rows[wanted.get("by", "dataset")]
+        return rows[column] == keys.map(lambda key: str(wanted.get(key)))
     return rows[column].isin([str(w) for w in (wanted if isinstance(wanted, list) else [wanted])])
 
 
@@ -141,7 +144,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A status, the number of compared cells behind it and of those that held, and a sentence that says why."""
+    """A status, how many of the compared cells behind it held, and a sentence that says why."""
 
     status: Status
     held: int = 0
@@ -150,7 +153,8 @@ class Verdict:
 
     def __str__(self) -> str:
         what = "its counter-example holds" if self.status is Status.REFUTED else "holds"
-        return self.status + (f": {what} on {self.held} of {self.cells} recorded cells" if self.cells else "")
+        many = f": {what} on {self.held} of {self.cells} recorded cells"
+        return self.status + (many if self.cells else "")
 
 
 def decide(evidence: Evidence) -> Verdict:
@@ -161,7 +165,8 @@ def decide(evidence: Evidence) -> Verdict:
         return Verdict(Status.REDUCED_SETTING)
     if not evidence.held:  # some of what is to be compared is not recorded
         return Verdict(Status.NOT_RUN)
-    if any(evidence.counter_examples):
-        return Verdict(Status.REFUTED, sum(evidence.counter_examples), len(evidence.counter_examples))
+    counter = evidence.counter_examples
+    if any(counter):
+        return Verdict(Status.REFUTED, sum(counter), len(counter))
     status = Status.REPRODUCED if all(evidence.held) else Status.NOT_REPRODUCED
     return Verdict(status, sum(evidence.held), len(evidence.held))

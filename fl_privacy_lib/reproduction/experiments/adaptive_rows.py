@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
-from fl_privacy_lib.reproduction.claims import measured, select
+from fl_privacy_lib.reproduction.claims import cells, measured, select
 from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.figures import Banded, named
 from fl_privacy_lib.reproduction.paths import MEASURED
@@ -93,20 +93,14 @@ def guessed(folder: Path = MEASURED) -> dict[str, tuple[int, int]]:
 
     The guesses are those on the victims of the same cell: a grey image, and the mean of the victim's class.
     """
-    frame, printed = table_3_frame(folder), load_published(TABLE_3)
     keys = ["dataset", "threat_type", "method"]
-    leaks = printed[(printed["metric"] == "resilient") & (printed["value"] == "false")]
-    found = {}
-    for name, metric in (("grey", "grey_mse"), ("class mean", "class_mean_mse")):
-        worse = []
-        for key in leaks[keys].to_dict("records"):
-            cell = {str(name): value for name, value in key.items()}
-            own = select(frame, cell | {"metric": metric})
-            if len(own):
-                distance = float(select(printed, cell | {"metric": "rmse"})["value"].iloc[0])
-                worse.append(distance > float(own["mean"].iloc[0]))
-        found[name] = (sum(worse), len(worse))
-    return found
+    printed = load_published(TABLE_3).set_index([*keys, "metric"])["value"].to_dict()
+    recorded = {tuple(cell[k] for k in keys): cell for cell in reversed(cells(table_3_frame(folder)))}
+    leaks = [key for key in recorded if printed.get((*key, "resilient")) == "false"]
+    return {
+        name: (sum(float(printed[*key, "rmse"]) > recorded[key][metric] for key in leaks), len(leaks))
+        for name, metric in (("grey", "grey_mse"), ("class mean", "class_mean_mse"))
+    }
 
 
 def thresholds(grey: float, mean: float) -> Table:

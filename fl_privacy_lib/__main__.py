@@ -36,7 +36,6 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("summary", help="write the claims summary into README.md")
     times = commands.add_parser("times", help="measure each chapter's run time into results/measured/run_times.csv")
     times.add_argument("chapters", nargs="*", help="01, threat_types or 01_threat_types; none: all")
-    commands.add_parser("hero", help="draw the book's first picture anew")
     return top
 
 
@@ -82,11 +81,6 @@ def _dispatch(options: argparse.Namespace) -> int:
         from fl_privacy_lib.reproduction.timing import measure_times
 
         measure_times(tuple(chapter(name)[0][:2] for name in options.chapters))
-        return 0
-    if options.command == "hero":
-        from fl_privacy_lib.reproduction.hero import draw_hero
-
-        print(draw_hero())
         return 0
     values = parse_assignments(options.parameters)
     if options.command == "book":

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fl_privacy_lib.defenses import fed_cdp, non_private
-from fl_privacy_lib.reproduction import bench
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.experiments import fast_training as chapter
 from fl_privacy_lib.reproduction.parameters import FastTraining
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.recording_speed import KEYS, record_fast_training
 from fl_privacy_lib.reproduction.records import MeasuredTable
+from tools import bench
 
 
 @pytest.mark.parametrize("dataset", chapter.FEDERATED)

@@ -75,6 +75,11 @@ def floor(module: str) -> int:
     return next(i for i, names in enumerate(FLOORS) if part in names)
 
 
+def test_the_package_imports_no_tool():
+    for path in (ROOT / "fl_privacy_lib").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) tools\b", path.read_text(), re.M), path
+
+
 def test_imports_run_downwards_only():
     for path in sorted((ROOT / "fl_privacy_lib").rglob("*.py")):
         own = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

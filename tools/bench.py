@@ -2,7 +2,7 @@
 
 Times on a shared machine drift, so every engine is measured in every repetition and only ratios are compared. Rows of
 100 clients are wall times, since two processes share the work; their memory is one process's.
-Run with ``make bench`` or ``python -m fl_privacy_lib.reproduction.bench [workload …]``.
+Run with ``make bench`` or ``python -m tools.bench [workload …]``.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from fl_privacy_lib.reproduction.experiments.fast_training import (
     noise_alone,
     ratio,
 )
-from fl_privacy_lib.reproduction.paths import MEASURED
+from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import other_rows, write_table
 
@@ -158,8 +158,8 @@ def peak_share(workload: str, ms: float) -> float:
 
 def peak_mib(workload: str, engine: str, participants: int) -> float:
     """Return the peak memory of a fresh process that runs one round of two iterations, in MiB."""
-    command = [sys.executable, "-m", "fl_privacy_lib.reproduction.bench", "--peak", workload, engine, str(participants)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, "-m", "tools.bench", "--peak", workload, engine, str(participants)]
+    return float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
 
 def _own_peak_mib() -> float:

@@ -1,4 +1,4 @@
-"""The book's first picture, made by the library on MNIST (or on Digits where MNIST is not)."""
+"""The book's first picture, drawn anew by ``python -m tools.hero``: on MNIST, or on Digits where MNIST is not."""
 
 from pathlib import Path
 
@@ -26,3 +26,7 @@ def draw_hero(path: Path = ROOT / "book" / "images" / "hero.png", seed: int = 0)
     names = ["private images", "from their gradients,\nno defence", "from their gradients,\nnoise per example"]
     figures.image_grid(rows, names, [""] * 8).savefig(path)
     return path
+
+
+if __name__ == "__main__":
+    print(draw_hero())

@@ -1,7 +1,7 @@
 """One script for a bare CUDA machine: tests, a point of every chapter, the bench, and the saturation curve.
 
 No Jupyter is needed. Every part writes what it has as it goes, and a part that fails does not stop the next.
-Run with ``make gpu-check PYTHON=…`` or ``python -m fl_privacy_lib.reproduction.gpu_check [--out folder]``.
+Run with ``make gpu-check PYTHON=…`` or ``python -m tools.gpu_check [--out folder]``.
 """
 
 import argparse
@@ -46,14 +46,14 @@ def points(out: Path) -> None:
 
 def bench(out: Path) -> None:
     """Run the bench's table; its engines run on the CPU of this machine."""
-    from fl_privacy_lib.reproduction import bench as script
+    from tools import bench as script
 
     script.bench(list(script.WORKLOADS), 3, out / "performance.csv")
 
 
 def saturation(out: Path) -> None:
     """Time the private engine on the device over the number of clients, all stacked, in one round each."""
-    from fl_privacy_lib.reproduction.bench import PRIVATE, WORKLOADS
+    from tools.bench import PRIVATE, WORKLOADS
 
     rows, device = [], pick_device("cuda")
     for name in WORKLOADS:

@@ -1,7 +1,7 @@
 """What an attack costs: many victims at once against one at a time, interleaved in one run, medians of process time.
 
 Both engines take the same steps from the same starts, so a success rate stands beside each time.
-Run with ``python -m fl_privacy_lib.reproduction.bench_attacks [dataset …]``.
+Run with ``python -m tools.bench_attacks [dataset …]``.
 """
 
 import argparse

@@ -28,10 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fl_privacy_lib
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, integer_rdp
-from fl_privacy_lib.defenses import fed_cdp, non_private
-from fl_privacy_lib.federated import simulate
-from fl_privacy_lib.models import Parameters
-from fl_privacy_lib.reproduction.experiments.fast_training import (
+from fl_privacy_lib.chapters.fast_training.engines import (
     CENTRALISED,
     CLIP_NORM,
     FEDERATED,
@@ -45,6 +42,9 @@ from fl_privacy_lib.reproduction.experiments.fast_training import (
     noise_alone,
     ratio,
 )
+from fl_privacy_lib.defenses import fed_cdp, non_private
+from fl_privacy_lib.federated import simulate
+from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import other_rows, write_table

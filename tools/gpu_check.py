@@ -14,9 +14,9 @@ import pandas as pd
 import torch
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters import CHAPTERS, recorder
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
-from fl_privacy_lib.reproduction.parameters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import write_table
@@ -36,12 +36,9 @@ def tests(out: Path) -> None:
 
 def points(out: Path) -> None:
     """Record every chapter's smallest grid on the device."""
-    from fl_privacy_lib.reproduction.recording import RECORDERS
-
-    for number, (_, kind) in CHAPTERS.items():
-        if number in RECORDERS:
-            say(f"chapter {number} at smoke")
-            RECORDERS[number](kind.of_profile("smoke", device="cuda"), None, out / "measured")
+    for number, kind in CHAPTERS.items():
+        say(f"chapter {number} at smoke")
+        recorder(kind)(kind.of_profile("smoke", device="cuda"), None, out / "measured")
 
 
 def bench(out: Path) -> None:

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fl_privacy_lib.chapters.threat_types.grid import Point
+from fl_privacy_lib.chapters.threat_types.run import measure
 from fl_privacy_lib.data import first_available, load
 from fl_privacy_lib.reproduction import figures
 from fl_privacy_lib.reproduction.devices import pick_device
-from fl_privacy_lib.reproduction.experiments import threat_types
+from fl_privacy_lib.reproduction.experiments.setups import clients_of
 from fl_privacy_lib.reproduction.paths import ROOT, data_root, decoded_cache
 
 
@@ -18,9 +20,9 @@ def draw_hero(path: Path = ROOT / "book" / "images" / "hero.png", seed: int = 0)
     data = load(name, data_root(), decoded_cache())
     rows: list[list[np.ndarray]] = []
     for method in ("non_private", "fed_cdp_example"):
-        point = threat_types.Point(name, "type_2", method, "naive", 8, 1, max_iterations=20, seed=seed,
-                                   clients=threat_types.clients_of(data))  # fmt: skip
-        result = threat_types.measure(point, data, pick_device("cpu"))
+        point = Point(name, "type_2", method, "naive", 8, 1, max_iterations=20, seed=seed,
+                      clients=clients_of(data))  # fmt: skip
+        result = measure(point, data, pick_device("cpu"))
         rows += [list(result["truth"][:, 0])] if not rows else []
         rows.append(list(result["images"][:, 0]))
     names = ["private images", "from their gradients,\nno defence", "from their gradients,\nnoise per example"]

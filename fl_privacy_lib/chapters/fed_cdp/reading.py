@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from fl_privacy_lib.audit import Statements, statement
+from fl_privacy_lib.chapters.fed_cdp.grid import TUNED_AS, Rates
+from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, SDP, SETUPS, Training
 from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.claims import cells
-from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, SDP, SETUPS, Training
-from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import TUNED_AS, Rates
 from fl_privacy_lib.reproduction.points import labelled, readable
 
 DELTA = 1e-5

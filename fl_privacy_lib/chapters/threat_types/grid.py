@@ -8,19 +8,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
-
-from fl_privacy_lib import metrics
-from fl_privacy_lib.attacks import Attack, reconstruct
-from fl_privacy_lib.data import Dataset, Partition, iid, some_classes, two_shards
+from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
 from fl_privacy_lib.defenses import THREAT_TYPES, Defense, dssgd, fed_cdp, fed_cdp_decay, fed_sdp, non_private
-from fl_privacy_lib.federated import Observation, Tap, simulate
-from fl_privacy_lib.models import build
-from fl_privacy_lib.reproduction.experiments.scoring import first_successes, in_order, trivial_guesses
-from fl_privacy_lib.reproduction.parameters import ThreatTypes
-from fl_privacy_lib.sampling import Plan
+from fl_privacy_lib.reproduction.experiments.setups import SETUPS
 
 METHODS: dict[str, Callable[..., Defense]] = {
     "non_private": lambda **settings: non_private(),
@@ -36,14 +26,6 @@ LIVE = ("non_private", "fed_sdp_client", "fed_sdp_server", "fed_cdp_example", "f
 """The methods of the live table; the others are recorded beside them."""
 THREATS = THREAT_TYPES | {"type_0_curious": "update"}
 """Threat type → tap. Type 0 reads after the server's own noise, as the papers assume; a curious server before it."""
-
-PARTITIONS: dict[str, Callable[[Dataset, int, np.random.Generator], Partition]] = {
-    "mnist": lambda d, k, rng: two_shards(d.train_y, k, 500, rng),
-    "cifar10": lambda d, k, rng: two_shards(d.train_y, k, 400, rng),
-    "lfw": lambda d, k, rng: some_classes(d.train_y, k, 300, 15, rng),
-}
-"""The papers' split of each image data set; any other is split at random, 50 examples a client."""
-
 
 @dataclass(frozen=True)
 class Point:
@@ -95,113 +77,6 @@ class Point:
         return point
 
 
-@dataclass(frozen=True)
-class Scene:
-    """What the adversary of one seed meets: observations, and the images behind them for the scoring."""
-
-    model: nn.Module
-    observations: list[Observation]
-    truth: np.ndarray  # [V, B, C, H, W]
-    labels: np.ndarray  # [V, B]
-
-
-def clients_of(data: Dataset) -> int:
-    """Return the number of clients K that a data set is split among: the papers' 1,000, fewer for small data."""
-    return 1000 if data.name in PARTITIONS else 100
-
-
-def scene(point: Point, data: Dataset, seed: int, device: torch.device) -> Scene:
-    """Simulate the first round of federated training and keep what stands at the point's tap.
-
-    Every participant is a victim. At the tap ``example`` the victim is the first example of the first batch.
-    """
-    rng = np.random.default_rng([seed, 1])
-    split = PARTITIONS.get(data.name, lambda d, k, rng: iid(len(d.train_y), k, min(50, len(d.train_y)), rng))
-    partition = split(data, point.clients, rng)
-    generator = torch.Generator().manual_seed(seed)
-    model = build("attacked_lenet", data.example_shape, data.n_classes, generator).to(device)
-    plan = Plan(
-        point.clients, point.victims, 1, point.local_iterations, point.batch_size, local_lr=point.local_lr, seed=seed
-    )
-    victims = [int(c) for c in plan.participants_of(0)]
-    used = np.unique(np.concatenate([partition.indices[v] for v in victims]))  # only the victims' data is moved
-    other = np.zeros(1, dtype=np.int64)  # stands in for the data of a client that takes no part
-    own = [np.searchsorted(used, partition.indices[c]) if c in victims else other for c in range(point.clients)]
-    small = Partition("victims", tuple(own), len(used))
-    train = (torch.as_tensor(data.train_x[used]).to(device), torch.as_tensor(data.train_y[used]).to(device))
-    taps = [Tap(point.tap, client) for client in victims]
-    run = simulate(model, train, small, plan, point.defense, taps=taps)
-    truth = [run.truth[t] for t in taps]
-    keep = 1 if point.tap == "example" else point.batch_size * point.local_iterations
-    images = np.stack([x[:keep].cpu().numpy() for x, _ in truth])
-    labels = np.stack([y[:keep].cpu().numpy() for _, y in truth])
-    return Scene(model, [run.observations[t] for t in taps], images, labels)
-
-
-def attack_of(point: Point, seed: int) -> Attack:
-    """Return the attack's settings at this point."""
-    return Attack(
-        start=point.start,
-        optimiser=point.optimiser,
-        learning_rate=1.0 if point.optimiser == "lbfgs" else 0.1,
-        max_iterations=point.max_iterations,
-        clip_aware=point.attacker == "clip_aware",
-        seed=seed,
-    )
-
-
-def measure(
-    point: Point,
-    data: Dataset,
-    device: torch.device,
-    snapshots: tuple[int, ...] = (),
-    scene: Callable[..., Scene] = scene,
-    attack_of: Callable[..., Attack] = attack_of,
-) -> dict[str, np.ndarray]:
-    """Attack all victims of all seeds of a point and score them.
-
-    `scene` and `attack_of` may be another chapter's, if they understand the point.
-
-    Returns
-    -------
-    per image, [seeds·V, B]: mse, ssim, success, iterations (to success), label_right;
-    per victim, [seeds·V]: attack_iterations (until the attack stopped), status;
-    images, truth [V, B, C, H, W] of the first seed, and snapshots [S, V, B, C, H, W] where asked for;
-    grey_mse, mean_mse, grey_success, mean_success: the two trivial guesses on the same victims
-    """
-    parts: dict[str, list[np.ndarray]] = {}
-    first: dict[str, np.ndarray] = {}
-    for seed in range(point.seed, point.seed + point.seeds):
-        view = scene(point, data, seed, device)
-        reached, score = first_successes(view.truth, point.max_iterations)
-        result = reconstruct(
-            view.model,
-            view.observations,
-            data.example_shape,
-            attack_of(point, seed),
-            batch_size=view.truth.shape[1],
-            snapshots=snapshots if seed == point.seed else (),
-            on_iteration=score,
-        )
-        matched = in_order(result.images, view.truth)
-        scores = {
-            "mse": metrics.mse(matched, view.truth),
-            "ssim": metrics.ssim(matched, view.truth),
-            "success": metrics.success(matched, view.truth),
-            "iterations": reached,
-            "label_right": result.labels.cpu().numpy() == np.sort(view.labels, axis=1),
-            "attack_iterations": result.iterations.cpu().numpy(),
-            "status": np.array(result.status),
-        } | trivial_guesses(view.truth, view.labels, data)
-        for name, values in scores.items():
-            parts.setdefault(name, []).append(values)
-        if seed == point.seed:
-            first = {"images": matched, "truth": view.truth}
-            if snapshots:
-                first["snapshots"] = np.stack([in_order(result.snapshots[s], view.truth) for s in snapshots])
-    return {name: np.concatenate(values) for name, values in parts.items()} | first
-
-
 SHARED = (
     "local_lr", "clip_norm", "noise_scale", "start", "optimiser", "max_iterations", "batch_size", "seed", "seeds",
 )  # fmt: skip
@@ -234,12 +109,6 @@ def threat_name(point: Point) -> str:
     return "type 2" if point.threat_type == "type_2" else "type 0 (after noise)"
 
 
-def settings_of(point: Point) -> dict[str, Any]:
-    """Return every setting of a point by name: the key of a record, or of a finished point."""
-    return asdict(point)
-
-
-PUBLISHED_BATCH = {"mnist": 5, "lfw": 3, "cifar10": 4, "digits": 5}
 TABLE_7 = ("type_2", "type_1", "type_0", "type_0_curious")
 
 
@@ -249,7 +118,7 @@ def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str,
 
     def point(dataset: str, threat: str, method: str, attacker: str = "naive") -> Point:
         victims = settings.victims if threat == "type_2" else settings.batch_victims
-        size = PUBLISHED_BATCH[dataset]
+        size = SETUPS[dataset].batch_size
         own = values | {"clip_norm": 6.0} if method.startswith("fed_cdp_decay") else values  # the first of 6 → 2
         return Point(dataset, threat, method, attacker, victims=victims, batch_size=size, **own)
 

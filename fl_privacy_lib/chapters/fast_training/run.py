@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from fl_privacy_lib._checks import one_of
+from fl_privacy_lib.chapters.fast_training import engines as chapter
+from fl_privacy_lib.chapters.fast_training.parameters import FastTraining
 from fl_privacy_lib.reproduction.devices import device_name
-from fl_privacy_lib.reproduction.experiments import fast_training as chapter
-from fl_privacy_lib.reproduction.parameters import FastTraining
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import MeasuredTable
@@ -17,7 +17,7 @@ from fl_privacy_lib.reproduction.records import MeasuredTable
 KEYS = ("dataset", "method", "engine", "batch_size", "participants", "local_iterations", "repetitions")
 
 
-def record_fast_training(settings: FastTraining, only: str | None = None, folder: Path = MEASURED) -> None:
+def record(settings: FastTraining, only: str | None = None, folder: Path = MEASURED) -> None:
     """Record Fed-CDP's Table III, Fed-αCDP's Table 9 and dynamic parameters' Table X on one CPU core.
 
     Parameters

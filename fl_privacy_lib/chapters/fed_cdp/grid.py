@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_NOISE, CODE_RATE, DECAYS, SETUPS, Training
-from fl_privacy_lib.reproduction.experiments.fed_cdp_utility import Utility
-from fl_privacy_lib.reproduction.experiments.fedsel_grid import Values, numbers
-from fl_privacy_lib.reproduction.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.training import CODE_NOISE, CODE_RATE, DECAYS, SETUPS, Training
+from fl_privacy_lib.chapters.fed_cdp.utility import Utility
 from fl_privacy_lib.reproduction.points import Result
+from fl_privacy_lib.reproduction.records import Values, numbers
 
 RATES = (0.0004, 0.002, 0.01, 0.05, 0.25)
 """Learning rates that every arm chooses from, steps of 5 around the released code's 0.05."""

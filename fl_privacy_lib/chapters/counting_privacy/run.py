@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters.counting_privacy import grid as chapter
+from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
-from fl_privacy_lib.reproduction.experiments import counting_privacy as chapter
-from fl_privacy_lib.reproduction.parameters import CountingPrivacy
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import MeasuredTable
@@ -38,7 +38,7 @@ def points_of(table: str) -> Points:
     return found
 
 
-def record_counting_privacy(settings: CountingPrivacy, only: str | None = None, folder: Path = MEASURED) -> None:
+def record(settings: CountingPrivacy, only: str | None = None, folder: Path = MEASURED) -> None:
     """Record the accounting tables and the statements; rows that stand already are kept.
 
     Parameters

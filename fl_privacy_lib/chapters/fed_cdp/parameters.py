@@ -11,7 +11,7 @@ from fl_privacy_lib.reproduction.settings import Device, Settings
 class FedCdp(Settings):
     """Parameters of notebook 05, `fed_cdp`."""
 
-    chapter: ClassVar[str] = "05"
+    notebook: ClassVar[str] = "05_fed_cdp"
     auto_datasets: ClassVar[tuple[str, ...]] = ("mnist", "digits")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"participants": 2, "rounds": 1, "local_iterations": 2, "examples": 20},

@@ -12,7 +12,7 @@ from fl_privacy_lib.reproduction.settings import Device, Settings
 class CountingPrivacy(Settings):
     """Parameters of notebook 03, `counting_privacy`: a training of the reader's own, whose ε is stated twice."""
 
-    chapter: ClassVar[str] = "03"
+    notebook: ClassVar[str] = "03_counting_privacy"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"curve_points": 8, "second_library": False},
         "full": {"curve_points": 200},

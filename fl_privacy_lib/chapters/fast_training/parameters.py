@@ -10,7 +10,7 @@ from fl_privacy_lib.reproduction.settings import Device, Settings
 class FastTraining(Settings):
     """Parameters of notebook 04, `fast_private_training`."""
 
-    chapter: ClassVar[str] = "04"
+    notebook: ClassVar[str] = "04_fast_private_training"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"participants": 4, "local_iterations": 2, "repetitions": 1, "rounds": 1},
         "full": {"participants": 20, "local_iterations": 10, "repetitions": 7, "rounds": 5},

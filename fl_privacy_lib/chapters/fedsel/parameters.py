@@ -10,7 +10,7 @@ from fl_privacy_lib.reproduction.settings import Device, Settings
 class FedSel(Settings):
     """Parameters of notebook 08, `fedsel`."""
 
-    chapter: ClassVar[str] = "08"
+    notebook: ClassVar[str] = "08_fedsel"
     auto_datasets: ClassVar[tuple[str, ...]] = ("adult_123", "syn_l")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"repetitions": 1, "folds": 2, "draws": 20, "largest_dimension": 100},

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fl_privacy_lib.reproduction.experiments import fedsel_mechanisms as mechanisms
-from fl_privacy_lib.reproduction.experiments.fedsel import MODELS, PUBLISHED_NAMES, SELECTIONS, VALUES, Training
-from fl_privacy_lib.reproduction.experiments.fedsel_mechanisms import Noise, Signal, Time, slope
-from fl_privacy_lib.reproduction.parameters import FedSel
+from fl_privacy_lib.chapters.fedsel import mechanisms as mechanisms
+from fl_privacy_lib.chapters.fedsel.mechanisms import Noise, Signal, Time, slope
+from fl_privacy_lib.chapters.fedsel.parameters import FedSel
+from fl_privacy_lib.chapters.fedsel.training import MODELS, PUBLISHED_NAMES, SELECTIONS, VALUES, Training
+from fl_privacy_lib.reproduction.records import Values, numbers
 
 ROWS = tuple((dataset, model) for dataset in ("syn_l", "bank", "kdd99", "adult_123") for model in MODELS)
 """Table 3's eight rows."""
@@ -23,7 +24,6 @@ RATIOS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 BATCHES = (50, 100, 200, 400, 800)
 FIXED_ROUNDS = 45  # as many as the largest batch leaves in one epoch of ADULT
 
-Values = dict[str, dict[str, Any]]  # metric → {mean, std, n}
 Results = list[dict[str, np.ndarray]]
 
 
@@ -50,12 +50,6 @@ class Cell:
         if "dataset" in settings:
             settings["dataset"] = PUBLISHED_NAMES.get(settings["dataset"], settings["dataset"])
         return {name: value for name, value in own.items() if name not in settings} | settings | own
-
-
-def numbers(values: Any) -> dict[str, Any]:
-    """Return mean, standard deviation and number of one value a run."""
-    array = np.asarray(values, dtype=float)
-    return {"mean": float(array.mean()), "std": float(array.std(ddof=1)) if array.size > 1 else 0.0, "n": array.size}
 
 
 def accuracies(results: Results) -> Values:

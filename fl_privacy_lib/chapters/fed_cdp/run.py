@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters.fed_cdp import training as fed_cdp
+from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
+from fl_privacy_lib.chapters.fed_cdp.grid import PARTS, Cell, Part, Rates, best_rates
+from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.utility import Statement, Utility
 from fl_privacy_lib.data import DATASETS, available
 from fl_privacy_lib.reproduction.claims import measured
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
-from fl_privacy_lib.reproduction.experiments import fed_cdp, fed_cdp_utility
-from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import PARTS, Cell, Part, Rates, best_rates, numbers
-from fl_privacy_lib.reproduction.experiments.fed_cdp_utility import Statement, Utility
-from fl_privacy_lib.reproduction.parameters import FedCdp
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
 from fl_privacy_lib.reproduction.points import Result, finished, record_points
 from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.records import numbers
 
 PAPER = "fed_cdp"
 STATEMENTS = "statements"
@@ -57,7 +59,7 @@ def _words(point: Any, result: Result) -> str:
     return f"{what} η={arm.local_lr:g}: accuracy {float(result['accuracy'].mean()):.3f}{state}"
 
 
-def record_fed_cdp(settings: FedCdp, only: str | None = None, folder: Path = MEASURED) -> None:
+def record(settings: FedCdp, only: str | None = None, folder: Path = MEASURED) -> None:
     """Record the chapter at these settings, part by part; rows that stand already are kept.
 
     Parameters

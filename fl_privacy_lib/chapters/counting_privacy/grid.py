@@ -6,7 +6,6 @@ counter-examples and readings that the ledger's claims rest on. Nothing here is 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fl_privacy_lib import audit
@@ -17,10 +16,11 @@ from fl_privacy_lib.accounting.conventions import CONVENTIONS
 from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
 from fl_privacy_lib.accounting.recompute import Cell, recompute
+from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.defenses import Defense, Holding, fed_cdp, fed_sdp, non_private
 from fl_privacy_lib.defenses.events import release
-from fl_privacy_lib.reproduction.parameters import CountingPrivacy
 from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.statements import Case
 from fl_privacy_lib.sampling import Plan
 
 TABLES = tuple("/".join(key) for key in CONVENTIONS)
@@ -62,45 +62,6 @@ def cell_row(table: str, cell: Cell) -> dict[str, Any]:
         "privacy_unit": "client" if client else "example", "relation": "add_remove", "sampling": "poisson",
         "sampling_rate": given.CLIENT_RATE if client else given.EXAMPLE_RATE, "delta": DELTA,
     }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    """A claimed number beside a computed one, with the reading of both.
-
-    ``found`` is what holds: exact, or a lower bound for a counter-example.
-    """
-
-    claim: str
-    case: str
-    claimed: float
-    found: float
-    quantity: str = "epsilon"
-    privacy_unit: str = "example"
-    relation: str = "add_remove"
-    sampling: str = "poisson"
-    accountant: str = "moments_accountant"
-    delta: float = DELTA
-    setting: dict[str, Any] = field(default_factory=dict)
-
-    def key(self) -> dict[str, Any]:
-        """Return the record's key columns."""
-        words = " ".join(f"{name}={value}" for name, value in self.setting.items())
-        return {
-            "claim": self.claim, "case": self.case, "quantity": self.quantity, "privacy_unit": self.privacy_unit,
-            "relation": self.relation, "sampling": self.sampling, "accountant": self.accountant,
-            "delta": self.delta, "local_iterations": self.setting.get("local_iterations", "not_applicable"),
-            "setting": words or "not_applicable",
-        }  # fmt: skip
-
-    @property
-    def excess(self) -> float:
-        """By how much what is found exceeds what is claimed."""
-        return self.found - self.claimed
-
-    def metrics(self) -> dict[str, float]:
-        """Return what is recorded: both numbers, and by how much one exceeds the other."""
-        return {"claimed": self.claimed, "found": self.found, "margin": -self.excess, "excess": self.excess}
 
 
 def _moments(rate: float, noise: float, steps: int) -> float:

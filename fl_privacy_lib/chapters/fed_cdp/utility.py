@@ -10,11 +10,11 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fl_privacy_lib.accounting.accountants import spend
+from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, Scene, Training, norm_of, scene
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import Parameters, call, mlp, parameters_of
-from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, Scene, Training, norm_of, scene
 from fl_privacy_lib.sampling import Plan
 
 CHUNK = 50  # examples whose gradients stand in memory together

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters.fedsel import grid as fedsel_grid
+from fl_privacy_lib.chapters.fedsel import mechanisms as fedsel_mechanisms
+from fl_privacy_lib.chapters.fedsel import training as fedsel
+from fl_privacy_lib.chapters.fedsel.grid import Cell
+from fl_privacy_lib.chapters.fedsel.parameters import FedSel
+from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.data import available
 from fl_privacy_lib.reproduction.devices import device_name
-from fl_privacy_lib.reproduction.experiments import fedsel, fedsel_grid, fedsel_mechanisms
-from fl_privacy_lib.reproduction.experiments.fedsel_grid import Cell
-from fl_privacy_lib.reproduction.experiments.fedsel_statements import statement_rows
-from fl_privacy_lib.reproduction.parameters import FedSel
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root
 from fl_privacy_lib.reproduction.points import Result, finished, record_points
 from fl_privacy_lib.reproduction.progress import say
@@ -56,7 +58,7 @@ def _words(arm: Any, result: Result) -> str:
     return " ".join(told)
 
 
-def record_fedsel(settings: FedSel, only: str | None = None, folder: Path = MEASURED) -> None:
+def record(settings: FedSel, only: str | None = None, folder: Path = MEASURED) -> None:
     """Record every table of the chapter at these settings; rows that stand already are kept.
 
     Parameters

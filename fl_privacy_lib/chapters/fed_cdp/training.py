@@ -6,7 +6,7 @@ for all its seeds. What is computed around a trained model stands in `fed_cdp_ut
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import one_of
-from fl_privacy_lib.data import Dataset, Partition, full_copies, iid, two_shards
+from fl_privacy_lib.data import Partition
 from fl_privacy_lib.defenses import (
     Defense,
     dssgd,
@@ -36,7 +36,7 @@ from fl_privacy_lib.defenses.stage import Transformation
 from fl_privacy_lib.federated import accuracy, simulate
 from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.models import build, parameters_of
-from fl_privacy_lib.reproduction.experiments.threat_types import PARTITIONS
+from fl_privacy_lib.reproduction.experiments.setups import SETUPS
 from fl_privacy_lib.reproduction.points import loaded
 from fl_privacy_lib.reproduction.records import source_digest
 from fl_privacy_lib.sampling import Plan
@@ -53,28 +53,7 @@ CHECKS = 20  # times that a training is looked at
 LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A column of Fed-CDP's Table I: local batch B, rounds T, the network, and who holds what."""
-
-    batch_size: int
-    rounds: int
-    model: str
-    split: Callable[[Dataset, int, np.random.Generator], Partition]
-
-
 RECORDED_ENGINES = ("stacked", "generic")  # in this order; what the rows so far were trained with
-
-SETUPS = {
-    "mnist": Setup(5, 100, "training_cnn", PARTITIONS["mnist"]),
-    "cifar10": Setup(4, 100, "training_cnn", PARTITIONS["cifar10"]),
-    "lfw": Setup(3, 60, "training_cnn", PARTITIONS["lfw"]),
-    "adult": Setup(3, 10, "mlp", lambda d, k, rng: iid(len(d.train_y), k, 300, rng)),
-    "cancer": Setup(4, 3, "mlp", lambda d, k, rng: full_copies(len(d.train_y), k)),
-    "digits": Setup(5, 100, "training_cnn", lambda d, k, rng: two_shards(d.train_y, k, 100, rng)),
-}
-"""Digits are no data of the paper: they stand in for MNIST where its files are not there. L is 100 throughout."""
-
 
 @dataclass(frozen=True)
 class Training:

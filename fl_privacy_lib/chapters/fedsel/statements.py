@@ -5,7 +5,7 @@ from functools import partial
 from fl_privacy_lib.audit.local import AnySelection, budget, selection_epsilon, two_stage_epsilon, value_epsilon
 from fl_privacy_lib.defenses.perturbation import Duchi, Flat, Hybrid, Laplace, Perturbation, Piecewise
 from fl_privacy_lib.defenses.selection import READINGS, Exponential, PerturbedEncoding, PerturbedSampling
-from fl_privacy_lib.reproduction.experiments.counting_privacy import Case
+from fl_privacy_lib.reproduction.statements import Case
 
 SIZES = ((2, 1), (10, 1), (32, 3), (100, 10), (114, 11), (123, 12), (300, 30))
 """(d, k): two small ones, then a tenth of each data set's dimensions."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_privacy_lib.chapters.fedsel.training import Training, selection
+from fl_privacy_lib.chapters.fedsel.training import top as top_of
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.perturbation import Compressed, Piecewise
 from fl_privacy_lib.defenses.route import Context, Stage
 from fl_privacy_lib.defenses.selection import PerturbedEncoding, RandomChoice
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
-from fl_privacy_lib.reproduction.experiments.fedsel import Training, selection
-from fl_privacy_lib.reproduction.experiments.fedsel import top as top_of
 
 TOP_SHARE, RATIO = 0.1, 0.1
 SOLUTIONS = ("flat", "flat_unscaled", "compressed", "two_stage")

@@ -56,11 +56,11 @@ lint: setup ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/mypy
 
 bench: setup ## measure engines and attacks into results/measured/*performance.csv and print ratios (10 minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m fl_privacy_lib.reproduction.bench
-	@OMP_NUM_THREADS=1 $(BIN)/python -m fl_privacy_lib.reproduction.bench_attacks
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench_attacks
 
 gpu-check: ## on a CUDA machine: its tests, a point of every chapter, the bench, the saturation curve [PYTHON=.venv/bin/python]
-	@$(PYTHON) -m fl_privacy_lib.reproduction.gpu_check
+	@$(PYTHON) -m tools.gpu_check
 
 serve: setup ## serve the built book on this machine
 	@$(RUN) serve

@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.reproduction.parameters import chapter
+from fl_privacy_lib.chapters import CHAPTERS, chapter, recorder
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
 
 
@@ -36,7 +36,6 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("summary", help="write the claims summary into README.md")
     times = commands.add_parser("times", help="measure each chapter's run time into results/measured/run_times.csv")
     times.add_argument("chapters", nargs="*", help="01, threat_types or 01_threat_types; none: all")
-    commands.add_parser("hero", help="draw the book's first picture anew")
     return top
 
 
@@ -81,34 +80,25 @@ def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "times":
         from fl_privacy_lib.reproduction.timing import measure_times
 
-        measure_times(tuple(chapter(name)[0][:2] for name in options.chapters))
-        return 0
-    if options.command == "hero":
-        from fl_privacy_lib.reproduction.hero import draw_hero
-
-        print(draw_hero())
+        measure_times([chapter(name) for name in options.chapters or CHAPTERS])
         return 0
     values = parse_assignments(options.parameters)
     if options.command == "book":
-        from fl_privacy_lib.reproduction.parameters import CHAPTERS
-
-        known = sorted({name for _, kind in CHAPTERS.values() for name in kind.model_fields})
+        known = sorted({name for kind in CHAPTERS.values() for name in kind.model_fields})
         if unknown := sorted(set(values) - set(known)):
             raise InputError(f"no notebook has a parameter {unknown[0]!r}; there are {', '.join(known)}.")
         from fl_privacy_lib.reproduction.book import build
 
-        build(options.profile, values)
+        build(CHAPTERS, options.profile, values)
         return 0
-    _, kind = chapter(options.chapter)
+    kind = chapter(options.chapter)
     settings = kind.of_profile(options.profile, **values)
     if options.command == "run":
         from fl_privacy_lib.reproduction.execution import run
 
-        print(run(options.chapter, options.profile, values))
+        print(run(kind, options.profile, values))
         return 0
-    from fl_privacy_lib.reproduction.recording import RECORDERS
-
-    RECORDERS[kind.chapter](settings, options.only)
+    recorder(kind)(settings, options.only)
     return 0
 
 
@@ -140,7 +130,7 @@ def _lab(name: str) -> int:
     from fl_privacy_lib.reproduction.paths import ROOT
     from fl_privacy_lib.reproduction.records import write_atomically
 
-    notebook, _ = chapter(name)
+    notebook = chapter(name).notebook
     own = ROOT / "runs" / f"{notebook}__mine.ipynb"
     if not own.exists():
         write_atomically(own, (ROOT / "notebooks" / f"{notebook}.ipynb").read_bytes())
@@ -150,8 +140,8 @@ def _lab(name: str) -> int:
 
 def _show_parameters(name: str) -> int:
     """Print a chapter's parameters: default, allowed words or range, meaning."""
-    notebook, kind = chapter(name)
-    print(f"{notebook}: write name=value; defaults are the quick profile's")
+    kind = chapter(name)
+    print(f"{kind.notebook}: write name=value; defaults are the quick profile's")
     for parameter, field in kind.model_fields.items():
         allowed = [str(word) for word in getattr(field.annotation, "__args__", ())]
         signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fl_privacy_lib.attacks import Attack, reconstruct
-from fl_privacy_lib.reproduction import bench_attacks
 from fl_privacy_lib.reproduction.paths import MEASURED
+from tools import bench_attacks
 
 
 @pytest.fixture

@@ -8,13 +8,17 @@ import pandas as pd
 import pytest
 import torch
 
+from fl_privacy_lib.chapters.adaptive_attacks import grid as chapter
+from fl_privacy_lib.chapters.adaptive_attacks import reading as adaptive_rows
+from fl_privacy_lib.chapters.adaptive_attacks import run
+from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
+from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.data import load
 from fl_privacy_lib.defenses import Clip, Defense, PerExample
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction import claims
-from fl_privacy_lib.reproduction.experiments import adaptive_attacks as chapter
-from fl_privacy_lib.reproduction.experiments import adaptive_rows, scoring, threat_types
-from fl_privacy_lib.reproduction.parameters import AdaptiveAttacks
+from fl_privacy_lib.reproduction.experiments import leakage, scoring
+from fl_privacy_lib.reproduction.experiments.cells import Cell, clients_data, scene
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.points import finished, record_points
 from fl_privacy_lib.reproduction.verdict import Status
@@ -73,20 +77,20 @@ def test_every_claim_finds_its_cells_in_the_grid(tmp_path):
 
 def test_public_images_are_no_attacked_clients():
     data, cell = digits(), replace(LEARNER, public_images=10_000)
-    public = chapter.public_images(cell, data, seed=0)
-    held = np.unique(np.concatenate(chapter._clients_data(cell, data, 0)))
+    public = run.public_images(cell, data, seed=0)
+    held = np.unique(np.concatenate(clients_data(cell, data, 0)))
     assert not set(public) & set(held) and len(public) == len(data.train_y) - len(held)
     assert len(np.unique(public)) == len(public)
-    assert len(chapter.public_images(LEARNER, data, seed=0)) == 100
-    victims = chapter.scene(cell, data, 0, CPU).truth[:, 0]
+    assert len(run.public_images(LEARNER, data, seed=0)) == 100
+    victims = scene(cell, data, 0, CPU).truth[:, 0]
     places = [{i for i, image in enumerate(data.train_x) if np.array_equal(image, victim)} for victim in victims]
     assert all(place & set(held) for place in places)
 
 
 def test_the_learned_attacker_meets_the_same_victims_and_fills_the_same_columns():
     data = digits()
-    learned = chapter.measure(LEARNER, data, CPU)
-    naive = chapter.measure(chapter.Cell("digits", "gaussian", 0.01, **SMALL, seeds=LEARNER.seeds), data, CPU)
+    learned = run.measure(LEARNER, data, CPU)
+    naive = run.measure(Cell("digits", "gaussian", 0.01, **SMALL, seeds=LEARNER.seeds), data, CPU)
     np.testing.assert_array_equal(learned["truth"], naive["truth"])
     for guess in ("grey_mse", "mean_mse"):
         np.testing.assert_array_equal(learned[guess], naive[guess])
@@ -119,7 +123,7 @@ def test_types_0_and_1_are_two_names_of_one_attack():
 def test_the_server_receives_what_left_the_client(method):
     cell = chapter.ThreatCell("digits", method, tap="update", batch_size=2, noise_scale=6.0, **SMALL)
     data = digits()
-    seen = [threat_types.scene(replace(cell, tap=tap), data, 0, CPU).observations for tap in ("update", "received")]
+    seen = [leakage.scene(replace(cell, tap=tap), data, 0, CPU).observations for tap in ("update", "received")]
     for left, arrived in zip(*seen, strict=True):
         assert all(torch.equal(v, arrived.values[name]) for name, v in left.values.items())
 
@@ -129,11 +133,11 @@ def test_in_the_first_round_adaptive_clipping_is_clipping_at_its_first_bound(met
     """The tap example holds the gradient clipped to C₀ = 0.5, bare; the update carries noise of lr·σC₀/B."""
     data, cell = digits(), chapter.ThreatCell("digits", method, batch_size=2, clip_norm=0.5, **SMALL)
     flat = Defense("flat", per_example=PerExample(Clip(0.5, "all")))
-    own = threat_types.scene(cell, data, 0, CPU).observations
-    noisy = threat_types.scene(replace(cell, tap="update"), data, 0, CPU).observations
+    own = leakage.scene(cell, data, 0, CPU).observations
+    noisy = leakage.scene(replace(cell, tap="update"), data, 0, CPU).observations
     monkeypatch.setattr(chapter.ThreatCell, "defense", flat)
-    expected = threat_types.scene(cell, data, 0, CPU).observations
-    quiet = threat_types.scene(replace(cell, tap="update"), data, 0, CPU).observations
+    expected = leakage.scene(cell, data, 0, CPU).observations
+    quiet = leakage.scene(replace(cell, tap="update"), data, 0, CPU).observations
     for mine, its in zip(own, expected, strict=True):
         for name, value in mine.values.items():
             torch.testing.assert_close(value, its.values[name], rtol=1e-4, atol=1e-7)

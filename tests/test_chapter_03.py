@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters.counting_privacy import grid as chapter
+from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
+from fl_privacy_lib.chapters.counting_privacy.run import points_of, record
 from fl_privacy_lib.reproduction import claims, figures, tables
-from fl_privacy_lib.reproduction.experiments import counting_privacy as chapter
-from fl_privacy_lib.reproduction.parameters import CountingPrivacy
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.recording_counting import points_of, record_counting_privacy
 from fl_privacy_lib.reproduction.records import _text
 
 NOTEBOOK = ROOT / "notebooks" / "03_counting_privacy.ipynb"
@@ -119,16 +119,16 @@ def test_a_sample_of_the_records_is_recomputed_exactly(points, table):
 
 def test_recording_keeps_what_stands(tmp_path):
     settings = CountingPrivacy.of_profile("full")
-    record_counting_privacy(settings, "fed_alpha_cdp/table_7", tmp_path)
+    record(settings, "fed_alpha_cdp/table_7", tmp_path)
     path = tmp_path / "fed_alpha_cdp" / "table_7.csv"
     frame = pd.read_csv(path, dtype=str)
     frame.loc[0, "mean"] = "42"
     frame.iloc[:-2].to_csv(path, index=False)
-    record_counting_privacy(settings, "fed_alpha_cdp/table_7", tmp_path)
+    record(settings, "fed_alpha_cdp/table_7", tmp_path)
     again = pd.read_csv(path, dtype=str)
     assert again.loc[0, "mean"] == "42" and len(again) == len(frame)
     with pytest.raises(InputError, match="records no table"):
-        record_counting_privacy(settings, "fed_cdp/table_9", tmp_path)
+        record(settings, "fed_cdp/table_9", tmp_path)
 
 
 # ---- verdicts ----------------------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ import types
 import pytest
 import torch
 
+from fl_privacy_lib.chapters.fast_training import engines as chapter
+from fl_privacy_lib.chapters.fast_training.parameters import FastTraining
+from fl_privacy_lib.chapters.fast_training.run import KEYS, record
 from fl_privacy_lib.defenses import fed_cdp, non_private
-from fl_privacy_lib.reproduction import bench
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
-from fl_privacy_lib.reproduction.experiments import fast_training as chapter
-from fl_privacy_lib.reproduction.parameters import FastTraining
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
-from fl_privacy_lib.reproduction.recording_speed import KEYS, record_fast_training
 from fl_privacy_lib.reproduction.records import MeasuredTable
+from tools import bench
 
 
 @pytest.mark.parametrize("dataset", chapter.FEDERATED)
@@ -58,7 +58,7 @@ def test_fed_sdp_clips_and_noises_the_update_once():
 def test_a_recording_is_whole_resumes_and_names_what_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(chapter, "FEDERATED", {"cancer": chapter.FEDERATED["cancer"]})
     settings = FastTraining(repetitions=1)
-    record_fast_training(settings, "fed_cdp/table_3", tmp_path)
+    record(settings, "fed_cdp/table_3", tmp_path)
     path = tmp_path / "fed_cdp" / "table_3.csv"
     text, frame = path.read_text(), MeasuredTable(path, [*KEYS, "metric"]).frame()
     assert {(r["engine"], r["method"]) for _, r in frame.iterrows()} == {
@@ -68,7 +68,7 @@ def test_a_recording_is_whole_resumes_and_names_what_it_has(tmp_path, monkeypatc
     base = frame[(frame["method"] == "non_private") & (frame["metric"] == "ratio_to_non_private")]
     assert (base["mean"] == 1).all() and len(base) == 2
     monkeypatch.setattr(chapter, "measure", lambda *_: pytest.fail("recorded again"))
-    record_fast_training(settings, "fed_cdp/table_3", tmp_path)
+    record(settings, "fed_cdp/table_3", tmp_path)
     assert path.read_text() == text
 
 

@@ -15,13 +15,16 @@ import torch
 from fed_cdp_scenes import EveryRate
 
 from fl_privacy_lib import audit
+from fl_privacy_lib.chapters.fed_cdp import grid as fed_cdp_grid
+from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
+from fl_privacy_lib.chapters.fed_cdp import run
+from fl_privacy_lib.chapters.fed_cdp import training as training
+from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
+from fl_privacy_lib.chapters.fed_cdp.grid import PARTS
+from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.training import Training
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
-from fl_privacy_lib.reproduction import claims, points, recording_fed_cdp
-from fl_privacy_lib.reproduction.experiments import fed_cdp as training
-from fl_privacy_lib.reproduction.experiments import fed_cdp_grid, fed_cdp_rows, fed_cdp_utility
-from fl_privacy_lib.reproduction.experiments.fed_cdp import Training
-from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import PARTS
-from fl_privacy_lib.reproduction.parameters import FedCdp
+from fl_privacy_lib.reproduction import claims, points
 from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.reproduction.verdict import Status
 
@@ -268,13 +271,13 @@ MANY = tuple(name for name in PARTS if not name.startswith("table_2_10000"))
 def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, monkeypatch):
     """Every cell runs on digits at the smallest settings, whatever is recorded; the trainings are real."""
     record(tmp_path, parts)
-    for function in (claims.measured, claims.verdict, recording_fed_cdp.chosen_rates):
+    for function in (claims.measured, claims.verdict, run.chosen_rates):
         monkeypatch.setattr(function, "__defaults__", (tmp_path,))
-    for module in (points, recording_fed_cdp):
+    for module in (points, run):
         monkeypatch.setattr(module, "point_cache", lambda chapter: kept)
     monkeypatch.setattr(plt, "show", lambda: None)
-    alone = recording_fed_cdp.finished_points
-    monkeypatch.setattr(recording_fed_cdp, "finished_points", lambda p, d, **k: alone(p, d, **{"workers": 1} | k))
+    alone = run.finished_points
+    monkeypatch.setattr(run, "finished_points", lambda p, d, **k: alone(p, d, **{"workers": 1} | k))
     small = FedCdp.of_profile("smoke", dataset="digits", device="cpu").model_dump()
     page = types.ModuleType("page")
     for source, tags in sources():

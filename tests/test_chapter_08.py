@@ -13,15 +13,16 @@ import torch
 from scipy.stats import binom
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters.fedsel import grid as fedsel_grid
+from fl_privacy_lib.chapters.fedsel import mechanisms as mechanisms
+from fl_privacy_lib.chapters.fedsel import run
+from fl_privacy_lib.chapters.fedsel import training as fedsel
+from fl_privacy_lib.chapters.fedsel.parameters import FedSel
+from fl_privacy_lib.chapters.fedsel.statements import statement_rows
+from fl_privacy_lib.chapters.fedsel.training import Training
 from fl_privacy_lib.defenses.perturbation import Flat, Piecewise
 from fl_privacy_lib.defenses.selection import PerturbedEncoding
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
-from fl_privacy_lib.reproduction import recording_fedsel
-from fl_privacy_lib.reproduction.experiments import fedsel, fedsel_grid
-from fl_privacy_lib.reproduction.experiments import fedsel_mechanisms as mechanisms
-from fl_privacy_lib.reproduction.experiments.fedsel import Training
-from fl_privacy_lib.reproduction.experiments.fedsel_statements import statement_rows
-from fl_privacy_lib.reproduction.parameters import FedSel
 from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.reproduction.published import load_published
 
@@ -352,26 +353,26 @@ def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
     from fl_privacy_lib.reproduction import points
 
     monkeypatch.setattr(points, "point_cache", lambda chapter: tmp_path / "cache")
-    monkeypatch.setattr(recording_fedsel.fedsel_grid, "recorded_grid", lambda settings: {"fedsel/table_3": cells})
-    monkeypatch.setattr(recording_fedsel, "WORKERS", 1)
-    recording_fedsel.record_fedsel(FULL, "fedsel/table_3", tmp_path)
+    monkeypatch.setattr(run.fedsel_grid, "recorded_grid", lambda settings: {"fedsel/table_3": cells})
+    monkeypatch.setattr(run, "WORKERS", 1)
+    run.record(FULL, "fedsel/table_3", tmp_path)
     path = tmp_path / "fedsel" / "table_3.csv"
     frame = pd.read_csv(path, dtype=str)
     assert len(list((tmp_path / "cache").glob("*.npz"))) == 4  # both cells rest on the same four arms
     assert len(frame) == 2 * 7 and set(frame["method"]) == {"a", "b"} and set(frame["n"]) <= {"1", "2"}
     frame[frame["method"] == "a"].assign(mean="42").to_csv(path, index=False)
-    recording_fedsel.record_fedsel(FULL, "fedsel/table_3", tmp_path)
+    run.record(FULL, "fedsel/table_3", tmp_path)
     again = pd.read_csv(path, dtype=str)
     assert len(again) == 14 and set(again.loc[again["method"] == "a", "mean"]) == {"42"}
     with pytest.raises(InputError, match="records no table"):
-        recording_fedsel.record_fedsel(FULL, "fedsel/table_4", tmp_path)
+        run.record(FULL, "fedsel/table_4", tmp_path)
 
 
 def test_a_missing_data_set_is_named_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording_fedsel, "available", lambda name, root: name != "kdd99")
-    monkeypatch.setattr(recording_fedsel, "record_points", lambda *a: pytest.fail("trained"))
+    monkeypatch.setattr(run, "available", lambda name, root: name != "kdd99")
+    monkeypatch.setattr(run, "record_points", lambda *a: pytest.fail("trained"))
     with pytest.raises(InputError, match=r"not in .*: kdd99"):
-        recording_fedsel.record_fedsel(FULL, "fedsel/table_3", tmp_path)
+        run.record(FULL, "fedsel/table_3", tmp_path)
 
 
 # ---- the chapter's exercises -------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from fl_privacy_lib.reproduction.parameters import CHAPTERS
+from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import ROOT
 
-NOTEBOOKS = [ROOT / "notebooks" / f"{name}.ipynb" for name, _ in CHAPTERS.values()]
+NOTEBOOKS = [ROOT / "notebooks" / f"{kind.notebook}.ipynb" for kind in CHAPTERS.values()]
 PARTS = [
     "Objectives", "Prerequisites", "Time and hardware", "Parameters", "…", "Published beside measured",
     "What holds, what does not", "Differences from the paper", "Exercises", "What you learned", "Further reading",

@@ -13,9 +13,11 @@ import pytest
 
 from fl_privacy_lib.__main__ import main
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.reproduction import execution, paths, points, recording_leakage
-from fl_privacy_lib.reproduction.experiments import threat_types
-from fl_privacy_lib.reproduction.parameters import ThreatTypes
+from fl_privacy_lib.chapters.fedsel.parameters import FedSel
+from fl_privacy_lib.chapters.threat_types import grid as threat_types
+from fl_privacy_lib.chapters.threat_types import run
+from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
+from fl_privacy_lib.reproduction import execution, paths, points
 from fl_privacy_lib.reproduction.paths import ROOT
 
 
@@ -133,7 +135,7 @@ def test_long_lists_of_parameters_do_not_meet(monkeypatch):
     monkeypatch.setattr(execution, "timed", lambda step, action: action())
     long = {"model": "logistic_regression", "epsilon": "2", "batch_share": "0.05", "discount": "0.95",
             "dataset": "syn_l", "largest_dimension": "100", "server_lr": "0.1"}  # fmt: skip
-    assert len({execution.run("08", "smoke", long | {"value": value}) for value in ("pm", "hm", "duchi")}) == 3
+    assert len({execution.run(FedSel, "smoke", long | {"value": value}) for value in ("pm", "hm", "duchi")}) == 3
 
 
 def test_no_gpu_and_no_space_are_said_at_once(monkeypatch, tmp_path):
@@ -164,10 +166,10 @@ def test_finished_points_are_not_computed_again(points_in, monkeypatch):
 
     device = torch.device("cpu")
     cells = [tiny(), replace(tiny(), method="fed_sdp_client"), tiny(seed=1)]
-    first = dict(recording_leakage.finished_points(cells, device, workers=1))
+    first = dict(run.finished_points(cells, device, workers=1))
     assert len(list(points_in.iterdir())) == 2  # two cells share their observation
-    monkeypatch.setattr(threat_types, "measure", lambda *_: pytest.fail("computed again"))
-    again = dict(recording_leakage.finished_points(cells, device, workers=1))
+    monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("computed again"))
+    again = dict(run.finished_points(cells, device, workers=1))
     assert all((again[p]["mse"] == first[p]["mse"]).all() for p in cells)
 
 
@@ -182,7 +184,7 @@ def test_a_file_of_ones_own_that_changes_is_attacked_anew(points_in, tmp_path):
         np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
         points.loaded.cache_clear()
         point = replace(tiny(), dataset=f"npz:{path}", batch_size=3)
-        ((_, result),) = recording_leakage.finished_points([point], torch.device("cpu"), workers=1)
+        ((_, result),) = run.finished_points([point], torch.device("cpu"), workers=1)
         results.append(result)
     assert (results[0]["truth"] != results[1]["truth"]).any()
 
@@ -211,7 +213,7 @@ def test_a_port_in_use_gets_one_sentence(monkeypatch, tmp_path):
 
 def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_in, monkeypatch):
     settings = ThreatTypes(dataset="digits", victims=1, batch_victims=1, max_iterations=1)
-    ran, real = [], threat_types.measure
+    ran, real = [], run.measure
 
     def interrupted(point, *rest):
         ran.append(point)
@@ -219,15 +221,15 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
             raise KeyboardInterrupt
         return real(point, *rest)
 
-    monkeypatch.setattr(threat_types, "measure", interrupted)
+    monkeypatch.setattr(run, "measure", interrupted)
     monkeypatch.setattr(points.os, "cpu_count", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
-        recording_leakage.record_threat_types(settings, "fed_cdp/table_7", tmp_path)
+        run.record(settings, "fed_cdp/table_7", tmp_path)
     path = tmp_path / "fed_cdp" / "table_7.csv"
     kept = path.read_text()
     assert len(ran) == 3 and kept.count("attack_success_rate") >= 2
-    monkeypatch.setattr(threat_types, "measure", lambda point, *rest: ran.append(point) or real(point, *rest))
-    recording_leakage.record_threat_types(settings, "fed_cdp/table_7", tmp_path)
+    monkeypatch.setattr(run, "measure", lambda point, *rest: ran.append(point) or real(point, *rest))
+    run.record(settings, "fed_cdp/table_7", tmp_path)
     assert path.read_text().startswith(kept)
     grid = threat_types.recorded_grid(settings, ("digits",))["fed_cdp/table_7"]
     assert len(ran) == 3 + len({point.view for point in grid}) - 2
@@ -235,11 +237,12 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
 
 def test_a_killed_recording_leaves_a_whole_record(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from fl_privacy_lib.reproduction import points, recording_leakage;"
-        "from fl_privacy_lib.reproduction.parameters import ThreatTypes;"
+        "import sys; from pathlib import Path; from fl_privacy_lib.reproduction import points;"
+        "from fl_privacy_lib.chapters.threat_types import run;"
+        "from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes;"
         "points.point_cache = lambda c: Path(sys.argv[1]) / 'points'; points.os.cpu_count = lambda: 1;"
         "s = ThreatTypes(dataset='digits', victims=1, batch_victims=1, max_iterations=1);"
-        "recording_leakage.record_threat_types(s, 'fed_cdp/table_7', Path(sys.argv[1]))"
+        "run.record(s, 'fed_cdp/table_7', Path(sys.argv[1]))"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL, cwd=ROOT)
     path = tmp_path / "fed_cdp" / "table_7.csv"
@@ -259,7 +262,7 @@ def test_a_notebook_that_stops_leaves_no_finished_file(tmp_path, monkeypatch):
     settings = ThreatTypes(dataset="npz:/nowhere/none.npz", batch_dataset="same")
     target = tmp_path / "01.ipynb"
     with pytest.raises(InputError, match=r"01_threat_types stopped: .*none\.npz"):
-        execution.execute("01", settings, target)
+        execution.execute(settings, target)
     assert not target.exists() and target.with_suffix(".partial.ipynb").exists()
 
 

@@ -10,15 +10,17 @@ import torch
 from fed_cdp_scenes import EveryRate
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters.fed_cdp import grid as fed_cdp_grid
+from fl_privacy_lib.chapters.fed_cdp import run
+from fl_privacy_lib.chapters.fed_cdp import training as fed_cdp
+from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
+from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PAPER, PARTS, RATES, Cell
+from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.training import NormWatch, NotFinite, Training
 from fl_privacy_lib.federated import example_gradients
 from fl_privacy_lib.federated.stacked_participation import local_noise
 from fl_privacy_lib.models import init_glorot, mlp, parameters_of
-from fl_privacy_lib.reproduction import recording_fed_cdp
 from fl_privacy_lib.reproduction.claims import check, load_claims, measured
-from fl_privacy_lib.reproduction.experiments import fed_cdp, fed_cdp_grid, fed_cdp_utility
-from fl_privacy_lib.reproduction.experiments.fed_cdp import NormWatch, NotFinite, Training
-from fl_privacy_lib.reproduction.experiments.fed_cdp_grid import ARMS, AS_CODED, PAPER, PARTS, RATES, Cell
-from fl_privacy_lib.reproduction.parameters import FedCdp
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.verdict import published_setting
 
@@ -370,29 +372,29 @@ def test_norms_are_summed_up_by_tenths():
 def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeypatch):
     smoke = FedCdp.of_profile("smoke", dataset="cancer", device="cpu")
     monkeypatch.setattr(fed_cdp_grid, "ARMS", ARMS[:1])
-    monkeypatch.setattr(recording_fed_cdp, "point_cache", lambda chapter: tmp_path / "points")
+    monkeypatch.setattr(run, "point_cache", lambda chapter: tmp_path / "points")
     monkeypatch.setattr("fl_privacy_lib.reproduction.points.point_cache", lambda chapter: tmp_path / "points")
-    alone = recording_fed_cdp.finished_points
-    monkeypatch.setattr(recording_fed_cdp, "finished_points", lambda p, d, label="": alone(p, d, label, workers=1))
-    recording_fed_cdp.record_fed_cdp(smoke, "learning_rates", tmp_path)
+    alone = run.finished_points
+    monkeypatch.setattr(run, "finished_points", lambda p, d, label="": alone(p, d, label, workers=1))
+    run.record(smoke, "learning_rates", tmp_path)
     frame = measured("fed_cdp/learning_rates", tmp_path)
     assert set(frame["local_lr"].astype(float)) == set(RATES) and set(frame["profile"]) == {"smoke"}
-    assert list(recording_fed_cdp.chosen_rates(tmp_path)) == [("cancer", "non_private", "not_applicable", "6", "2")]
-    recording_fed_cdp.record_fed_cdp(smoke, "fed_cdp/table_1", tmp_path)
+    assert list(run.chosen_rates(tmp_path)) == [("cancer", "non_private", "not_applicable", "6", "2")]
+    run.record(smoke, "fed_cdp/table_1", tmp_path)
     row = measured("fed_cdp/table_1", tmp_path).query("metric == 'accuracy'").iloc[0]
     assert (row["clients"], row["participants"], row["rounds"], row["seeds"]) == ("1000", "100", "1", "1")
     before = (tmp_path / "fed_cdp" / "table_1.csv").read_text()
-    recording_fed_cdp.record_fed_cdp(smoke, "table_1", tmp_path)
+    run.record(smoke, "table_1", tmp_path)
     assert (tmp_path / "fed_cdp" / "table_1.csv").read_text() == before
     with pytest.raises(InputError, match="not chosen yet"):
-        recording_fed_cdp.record_fed_cdp(smoke, "table_4", tmp_path)
+        run.record(smoke, "table_4", tmp_path)
 
 
 def test_an_unknown_part_is_refused():
     with pytest.raises(InputError, match="records no part 'table_9'; it records learning_rates, table_2_100_5"):
-        recording_fed_cdp.record_fed_cdp(FULL, "table_9")
+        run.record(FULL, "table_9")
     with pytest.raises(InputError, match="dataset = digits of noise is not in"):
-        recording_fed_cdp.record_fed_cdp(FedCdp.of_profile("full", dataset="digits"), "noise")
+        run.record(FedCdp.of_profile("full", dataset="digits"), "noise")
 
 
 def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():

@@ -1,6 +1,7 @@
 """The house: set-up files agree, imports run downwards, nothing that should not be in a public repository."""
 
 import ast
+import json
 import re
 import subprocess
 import tomllib
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from packaging.markers import Marker
 
+from fl_privacy_lib.chapters import chapter
 from fl_privacy_lib.reproduction.paths import ROOT
 
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -22,6 +24,7 @@ FLOORS = [
     {"attacks"},
     {"audit"},
     {"reproduction"},
+    {"chapters"},
     {"__main__"},
 ]
 
@@ -75,20 +78,49 @@ def floor(module: str) -> int:
     return next(i for i, names in enumerate(FLOORS) if part in names)
 
 
+def imported(source: str) -> set[str]:
+    """Return the modules that a source imports, and for ``from a import b`` also ``a.b``, which may be one."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports name their module in full"
+            names |= {node.module or ""} | {f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {a.name for a in node.names}
+    return names - {"fl_privacy_lib"}
+
+
+def modules() -> dict[str, set[str]]:
+    paths = sorted((ROOT / "fl_privacy_lib").rglob("*.py"))
+    named = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
+    return {name: imported(path.read_text()) for name, path in named.items()}
+
+
 def test_imports_run_downwards_only():
-    for path in sorted((ROOT / "fl_privacy_lib").rglob("*.py")):
-        own = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fl_privacy_lib"):
-                names = [node.module]
-                if node.module == "fl_privacy_lib":
-                    names = [f"{node.module}.{a.name}" for a in node.names]
-            elif isinstance(node, ast.Import):
-                names = [a.name for a in node.names if a.name.startswith("fl_privacy_lib")]
-            else:
-                continue
-            for name in names:
+    for own, names in modules().items():
+        for name in names:
+            assert name.partition(".")[0] != "tools", f"{own} imports {name}, which is no part of the package"
+            if name.startswith("fl_privacy_lib."):
                 assert floor(name) <= floor(own), f"{own} imports {name}, which stands above it"
+
+
+def chapters_in(names: set[str]) -> set[str]:
+    folders = {path.name for path in (ROOT / "fl_privacy_lib" / "chapters").iterdir() if path.is_dir()}
+    return {name.split(".")[2] for name in names if name.startswith("fl_privacy_lib.chapters.")} & folders
+
+
+def test_no_chapter_imports_another():
+    parts = {own: names for own, names in modules().items() if own.startswith("fl_privacy_lib.chapters.")}
+    assert len(chapters_in(set(parts))) >= 6
+    for own, names in parts.items():
+        assert chapters_in(names) <= chapters_in({own}), f"{own} imports {chapters_in(names)}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_a_notebook_imports_its_chapter_and_no_other(path):
+    code = [c["source"] for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    folders = chapters_in(set().union(*(imported("".join(source)) for source in code)))
+    assert [chapter(folder).notebook for folder in folders] == [path.stem]
 
 
 def test_the_library_stays_small():

@@ -1,5 +1,6 @@
 """Parameters: what is right passes, what is wrong gets one sentence, and the notebooks agree with their classes."""
 
+import inspect
 import subprocess
 import sys
 
@@ -8,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters import CHAPTERS, chapter, recorder
+from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
 from fl_privacy_lib.reproduction.book import parameter_rows
-from fl_privacy_lib.reproduction.parameters import CHAPTERS, ThreatTypes, chapter
 from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
 def test_the_parameters_cell_and_the_settings_class_are_one(number):
-    notebook, kind = CHAPTERS[number]
-    cell = parameter_rows(ROOT / "notebooks" / f"{notebook}.ipynb")
+    kind = CHAPTERS[number]
+    cell = parameter_rows(ROOT / "notebooks" / f"{kind.notebook}.ipynb")
     rows = {name: (value, comment) for name, _, value, comment in cell}
     assert list(rows) == list(kind.model_fields)
     for name, field in kind.model_fields.items():
@@ -29,7 +31,7 @@ def test_the_parameters_cell_and_the_settings_class_are_one(number):
 @pytest.mark.parametrize("number", CHAPTERS)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_is_valid_and_recognised(number, profile):
-    kind = CHAPTERS[number][1]
+    kind = CHAPTERS[number]
     assert kind.of_profile(profile).profile == profile
 
 
@@ -70,9 +72,16 @@ def test_no_number_outside_the_range_passes(value):
 
 
 def test_chapters_are_found_by_number_and_name():
-    assert chapter("01") == chapter("1") == chapter("threat_types") == chapter("01_threat_types")
+    assert chapter("01") == chapter("1") == chapter("threat_types") == chapter("01_threat_types") == ThreatTypes
+    assert chapter("fast_training") == chapter("fast_private_training") == chapter("04")
+    assert list(CHAPTERS) == sorted(CHAPTERS) and all(kind.notebook[:2] == n for n, kind in CHAPTERS.items())
     with pytest.raises(InputError, match="there is no notebook '99'"):
         chapter("99")
+
+
+def test_every_chapter_can_be_recorded():
+    for kind in CHAPTERS.values():
+        assert list(inspect.signature(recorder(kind)).parameters) == ["settings", "only", "folder"], kind
 
 
 def test_assignments():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.reproduction import book
 from fl_privacy_lib.reproduction.paths import ROOT
 
@@ -24,7 +25,7 @@ FLAGS = (
 def site() -> Path:
     """Return the folder of the built book; build it at the smoke profile if a page is missing."""
     if not all((book.HTML / name).exists() for name in ("index.html", *pages_of(book.HTML))):
-        book.build("smoke")
+        book.build(CHAPTERS, "smoke")
     return book.HTML
 
 

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from fl_privacy_lib.chapters.threat_types import grid as threat_types
+from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
+from fl_privacy_lib.chapters.threat_types.run import measure
 from fl_privacy_lib.data import load
 from fl_privacy_lib.reproduction.claims import measured, select
-from fl_privacy_lib.reproduction.experiments import scoring, threat_types
-from fl_privacy_lib.reproduction.parameters import ThreatTypes
+from fl_privacy_lib.reproduction.experiments import leakage, scoring
+from fl_privacy_lib.reproduction.experiments.setups import clients_of
 from fl_privacy_lib.reproduction.paths import decoded_cache
 
 CPU = torch.device("cpu")
@@ -26,7 +29,7 @@ def base(threat, method, **changes):
 @pytest.mark.parametrize("method", threat_types.METHODS)
 def test_a_point_and_its_view_observe_the_same_bits(digits, threat, method):
     point = base(threat, method)
-    one, other = (threat_types.scene(p, digits, 0, CPU) for p in (point, point.view))
+    one, other = (leakage.scene(p, digits, 0, CPU) for p in (point, point.view))
     assert (one.truth == other.truth).all()
     for a, b in zip(one.observations, other.observations, strict=True):
         assert all(torch.equal(a.values[name], b.values[name]) for name in a.values)
@@ -36,14 +39,14 @@ def test_views_that_differ_observe_different_bits(digits):
     views = {p.view for p in threat_types.grid(ThreatTypes(victims=2, batch_victims=2), "digits", 100)}
     seen = {}
     for view in views:
-        observation = threat_types.scene(view, digits, 0, CPU).observations[0]
+        observation = leakage.scene(view, digits, 0, CPU).observations[0]
         key = (view.threat_type, view.method)
         seen[key] = torch.cat([v.flatten() for v in observation.values.values()]).numpy().tobytes()
     assert len(set(seen.values())) == len(seen)
 
 
 def test_the_truth_is_what_the_victims_hold(digits):
-    scene = threat_types.scene(base("type_1", "non_private", local_iterations=2), digits, 0, CPU)
+    scene = leakage.scene(base("type_1", "non_private", local_iterations=2), digits, 0, CPU)
     assert scene.truth.shape == (2, 6, 1, 28, 28) and scene.labels.shape == (2, 6)
     pool = {x.tobytes(): y for x, y in zip(digits.train_x, digits.train_y, strict=True)}
     for image, label in zip(scene.truth.reshape(-1, 1, 28, 28), scene.labels.ravel(), strict=True):
@@ -77,9 +80,9 @@ def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
     """The quick profile's own promise: at least 90 % of 16 victims."""
     data = load("mnist", data_root, decoded_cache())
     settings = ThreatTypes.of_profile("quick")
-    point = threat_types.grid(settings, "mnist", threat_types.clients_of(data))[0]
+    point = threat_types.grid(settings, "mnist", clients_of(data))[0]
     assert (point.threat_type, point.method, point.victims) == ("type_2", "non_private", 16)
-    assert threat_types.measure(point, data, CPU)["success"].mean() >= 0.9
+    assert measure(point, data, CPU)["success"].mean() >= 0.9
 
 
 @pytest.mark.parametrize("threat", ["type_2", "type_0_1"])
@@ -97,7 +100,7 @@ def test_recorded_rows_come_out_again(data_root, threat):
             row["dataset"], kind, row["arm"], row["attacker"], victims=8, batch_size=int(row["batch_size"]),
             clip_norm=float(row["clip_norm"]), noise_scale=float(row["noise_scale"]), max_iterations=20, seed=7,
         )  # fmt: skip
-        result = threat_types.measure(point, load(row["dataset"], data_root, decoded_cache()), CPU)
+        result = measure(point, load(row["dataset"], data_root, decoded_cache()), CPU)
         # a rate of 0 or 1 has no spread of its own; two per cent stand in for it
         spread = np.sqrt(max(row["mean"] * (1 - row["mean"]), 0.02) / result["success"].size)
         assert abs(float(result["success"].mean()) - row["mean"]) <= 3 * spread

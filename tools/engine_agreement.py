@@ -1,6 +1,6 @@
 """Do recorded trainings stand with another engine? Twelve cells of Fed-CDP's Table II, trained again and set beside.
 
-``python tools/engine_agreement.py`` (about 20 minutes of one core) writes one row a cell, as it is finished, to
+``python -m tools.engine_agreement`` (about 20 minutes of one core) writes one row a cell, as it is finished, to
 ``results/measured/fed_cdp/engines.csv``; the record of the table is read and never written. A cell that stands already
 is not run again.
 """
@@ -8,15 +8,15 @@ is not run again.
 import csv
 import math
 import statistics
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fl_privacy_lib.chapters.fed_cdp.training import Training, train
 from fl_privacy_lib.reproduction.claims import measured, select
 from fl_privacy_lib.reproduction.devices import device_name
-from fl_privacy_lib.reproduction.experiments.fed_cdp import Training, train
 from fl_privacy_lib.reproduction.paths import MEASURED
 
 ARMS = (
@@ -36,7 +36,7 @@ def recorded_cells() -> list[tuple[Training, float, float]]:
     for method, setting in ARMS:
         for _, row in select(frame, {"method": method, "setting": setting}).iterrows():
             kinds = {name: type(default) for name, default in vars(Training("mnist", "fed_cdp")).items()}
-            fields = {name: _read(row[name], kind) for name, kind in kinds.items()}
+            fields: dict[str, Any] = {name: _read(row[name], kind) for name, kind in kinds.items()}
             cells.append((Training(**fields), float(row["mean"]), float(row["std"])))
     return cells
 
@@ -79,4 +79,4 @@ def main(path: Path = MEASURED / "fed_cdp" / "engines.csv") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

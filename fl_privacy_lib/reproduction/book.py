@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.execution import check_disk, execute, resolved, say, timed
-from fl_privacy_lib.reproduction.parameters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.records import write_atomically
 from fl_privacy_lib.reproduction.settings import Settings
 from fl_privacy_lib.reproduction.tables import Table, claims_table, summary_table
+
+Chapters = Mapping[str, type[Settings]]  # number → settings class
 
 STAGE = BUILD / "stage"
 HTML = BUILD / "html"
@@ -43,11 +45,11 @@ def parameter_rows(notebook: Path) -> list[list[str]]:
     raise InputError(f"{notebook} has no cell tagged 'parameters': tag the one with the literals.")
 
 
-def parameters_page() -> str:
+def parameters_page(chapters: Chapters) -> str:
     """Return the table of every notebook's parameters, as Markdown, with what each profile changes."""
     parts = []
-    for number, (notebook, kind) in CHAPTERS.items():
-        rows = parameter_rows(ROOT / "notebooks" / f"{notebook}.ipynb")
+    for number, kind in chapters.items():
+        rows = parameter_rows(ROOT / "notebooks" / f"{kind.notebook}.ipynb")
         changed = [
             [f"`{n}`", *(str(kind.profiles[p].get(n, value)) for p in ("smoke", "quick", "full") if p != "quick")]
             for n, value in kind().model_dump().items()
@@ -58,18 +60,18 @@ def parameters_page() -> str:
                       [[f"`{n}`", f"`{t}`", f"`{v}`", c] for n, t, v, c in rows])  # fmt: skip
         profile = Table(["parameter", "smoke", "quick", "full"],
                         [[n, f"`{s}`", f"`{quick[n.strip('`')]}`", f"`{f}`"] for n, s, f in changed])  # fmt: skip
-        parts.append(f"### `NB={number}`: {{doc}}`/notebooks/{notebook}`\n\n{table.markdown()}\n\n"
+        parts.append(f"### `NB={number}`: {{doc}}`/notebooks/{kind.notebook}`\n\n{table.markdown()}\n\n"
                      f"What the profiles change:\n\n{profile.markdown()}\n")  # fmt: skip
     return "\n".join(parts)
 
 
-def run_times_page(executed: dict[str, Path]) -> str:
+def run_times_page(executed: list[Path]) -> str:
     """Return the table of how long each notebook took in this build, as Markdown."""
     rows = []
-    for number, path in executed.items():
+    for path in executed:
         meta: dict[str, Any] = json.loads(path.read_text())["metadata"]["papermill"]
         seconds = meta["duration"]
-        page = f"{{doc}}`/notebooks/{CHAPTERS[number][0]}`"
+        page = f"{{doc}}`/notebooks/{path.stem}`"
         rows.append([page, f"`{seconds:.0f}` s", f"`{fl_privacy_lib.__version__}`"])
     return Table(["chapter", "this build", "library"], rows).markdown()
 
@@ -84,47 +86,46 @@ def fold_injected(path: Path) -> None:
     write_atomically(path, json.dumps(notebook, indent=1, ensure_ascii=False).encode())
 
 
-def stage(profile: str, overrides: dict[str, Any]) -> None:
+def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
     """Fill the staging copy: prose, executed notebooks, generated parts.
 
     A notebook is executed into the copy of the last build and takes its place only when it is whole.
     """
-    chosen: dict[str, Settings] = {}
-    for number, (_, kind) in CHAPTERS.items():  # all are checked before the first is run
+    chosen: list[Settings] = []
+    for kind in chapters.values():  # all are checked before the first is run
         known = {k: v for k, v in overrides.items() if k in kind.model_fields}
-        chosen[number] = resolved(kind.of_profile(profile, **known))
+        chosen.append(resolved(kind.of_profile(profile, **known)))
     STAGE.mkdir(parents=True, exist_ok=True)
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(ROOT / name, STAGE / name)
     shutil.rmtree(STAGE / "book", ignore_errors=True)
     shutil.copytree(ROOT / "book", STAGE / "book")
-    executed = {}
-    for number, settings in chosen.items():
-        notebook = CHAPTERS[number][0]
-        target = STAGE / "notebooks" / f"{notebook}.ipynb"
-        timed(f"execute {notebook} at {profile}", partial(execute, number, settings, target))
-        executed[number] = target
+    executed = []
+    for settings in chosen:
+        target = STAGE / "notebooks" / f"{settings.notebook}.ipynb"
+        timed(f"execute {settings.notebook} at {profile}", partial(execute, settings, target))
+        executed.append(target)
         fold_injected(target)
     generated = STAGE / "book" / "generated"
     pages = {
-        "parameters": parameters_page(),
+        "parameters": parameters_page(chapters),
         "run_times": run_times_page(executed),
-        "claims": claims_page(),
+        "claims": claims_page(chapters),
     }
     for name, text in pages.items():
         write_atomically(generated / f"{name}.md", text.encode())
 
 
-def claims_page() -> str:
+def claims_page(chapters: Chapters) -> str:
     """Return the ledger as Markdown: how many claims have which verdict, then a table for each chapter."""
     parts = [summary_table().html()]
     for number in sorted({entry["chapter"] for entry in load_claims()}):
-        notebook = f"{{doc}}`/notebooks/{CHAPTERS[number][0]}`\n\n" if number in CHAPTERS else ""
+        notebook = f"{{doc}}`/notebooks/{chapters[number].notebook}`\n\n" if number in chapters else ""
         parts.append(f"## Chapter {int(number)}\n\n{notebook}{claims_table(number).html()}")
     return "\n\n".join(parts) + "\n"
 
 
-def build(profile: str = "quick", overrides: dict[str, Any] | None = None) -> Path:
+def build(chapters: Chapters, profile: str = "quick", overrides: dict[str, Any] | None = None) -> Path:
     """Execute the notebooks and build the HTML, strictly; return the first page.
 
     Raises
@@ -133,7 +134,7 @@ def build(profile: str = "quick", overrides: dict[str, Any] | None = None) -> Pa
         If a parameter, a data file or a cell is wrong, or the strict build finds a warning.
     """
     check_disk(BUILD)
-    stage(profile, overrides or {})
+    stage(chapters, profile, overrides or {})
     entry = "from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", entry, "build", str(STAGE), "--path-output", str(BUILD.parent),
                "-n", "-W", "--keep-going", "--all"]  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Any
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, load, verify
-from fl_privacy_lib.reproduction.parameters import chapter
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import write_atomically
@@ -94,7 +93,7 @@ def timed(step: str, action: Callable[[], Any]) -> Any:
     return result
 
 
-def execute(name: str, settings: Settings, target: Path) -> Path:
+def execute(settings: Settings, target: Path) -> Path:
     """Execute a chapter's notebook with these settings and put the result at `target`, whole.
 
     Papermill writes beside the target while cells finish; only a notebook that ran to its end takes its place.
@@ -108,12 +107,11 @@ def execute(name: str, settings: Settings, target: Path) -> Path:
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    notebook, _ = chapter(name)
     check_disk(target.parent)
     partial = target.with_suffix(".partial.ipynb")
     try:
         papermill.execute_notebook(
-            str(ROOT / "notebooks" / f"{notebook}.ipynb"),
+            str(ROOT / "notebooks" / f"{settings.notebook}.ipynb"),
             str(partial),
             parameters=settings.model_dump(),
             cwd=str(ROOT),
@@ -125,19 +123,18 @@ def execute(name: str, settings: Settings, target: Path) -> Path:
     except PapermillExecutionError as error:
         kind = "" if error.ename == "InputError" else f"{error.ename}: "
         reason = f"{kind}{error.evalue}".rstrip(".")
-        raise InputError(f"{notebook} stopped: {reason} (how far it came: {partial}).") from None
+        raise InputError(f"{settings.notebook} stopped: {reason} (how far it came: {partial}).") from None
     partial.replace(target)
     return target
 
 
-def run(name: str, profile: str, overrides: dict[str, Any]) -> Path:
+def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
     """Execute one chapter with parameters of the reader's own and return the finished notebook's path."""
-    notebook, kind = chapter(name)
     settings = resolved(kind.of_profile(profile, **overrides))
     words = [f"{k}={v}" for k, v in sorted(overrides.items())]
     safe = "_".join([profile, *words]).replace("/", "-").replace(":", "-")
     if len(safe) > 120:  # cut names would meet
         safe = f"{safe[:110]}_{hashlib.sha256(safe.encode()).hexdigest()[:8]}"
-    target = ROOT / "runs" / f"{notebook}__{safe}.ipynb"
-    say(f"{notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items()))
-    return timed(f"run {notebook} {profile}", lambda: execute(name, settings, target))
+    target = ROOT / "runs" / f"{kind.notebook}__{safe}.ipynb"
+    say(f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items()))
+    return timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))

@@ -24,6 +24,13 @@ import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
 
 META = ["mean", "std", "n", "seeds", "profile", "device", "seconds", "version", "date"]
+Values = dict[str, dict[str, Any]]  # metric → {mean, std, n}
+
+
+def numbers(values: Any) -> dict[str, Any]:
+    """Return mean, standard deviation and number of one value a run."""
+    array = np.asarray(values, dtype=float)
+    return {"mean": float(array.mean()), "std": float(array.std(ddof=1)) if array.size > 1 else 0.0, "n": array.size}
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """A chapter's parameters: checked before anything heavy is imported.
 
-Every chapter has one settings class, in `parameters`. Its defaults are the `quick` profile and stand, with the same
+Every chapter has one settings class, in its `parameters`. Its defaults are the `quick` profile and stand, with the same
 comments, in the parameters cell of its notebook; a test keeps the two equal. A profile only chooses values.
 """
 
@@ -17,7 +17,7 @@ class Settings(BaseModel):
     """Base of a chapter's settings: frozen, no unknown names, one clear sentence for what is wrong."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    chapter: ClassVar[str]
+    notebook: ClassVar[str]  # its number first
     profiles: ClassVar[dict[str, dict[str, Any]]] = {}
     auto_datasets: ClassVar[tuple[str, ...]] = ()  # what dataset = "auto" stands for: the first of them that is there
     needs_images: ClassVar[bool] = False
@@ -54,10 +54,11 @@ class Settings(BaseModel):
     @classmethod
     def _sentence(cls, error: ValidationError) -> str:
         first = error.errors()[0]
-        name, value = str(first["loc"][0]) if first["loc"] else cls.chapter, first.get("input")
+        name, value = str(first["loc"][0]) if first["loc"] else cls.notebook[:2], first.get("input")
         if first["type"] == "extra_forbidden":
             known = sorted(cls.model_fields)
-            return f"notebook {cls.chapter} has no parameter {name!r}{nearest(name, known)}; it has {', '.join(known)}."
+            wrong = f"notebook {cls.notebook[:2]} has no parameter {name!r}{nearest(name, known)}"
+            return f"{wrong}; it has {', '.join(known)}."
         if first["type"] == "value_error" and not first["loc"]:  # a check of several parameters: a whole sentence
             return str(first["ctx"]["error"])
         if first["type"] == "value_error":

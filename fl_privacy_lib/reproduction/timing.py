@@ -4,6 +4,7 @@ import datetime
 import shutil
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import psutil
 
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.execution import execute, resolved
-from fl_privacy_lib.reproduction.parameters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, point_cache
 from fl_privacy_lib.reproduction.progress import say
 from fl_privacy_lib.reproduction.records import other_rows, write_table
+from fl_privacy_lib.reproduction.settings import Settings
 
 
 class PeakMemory:
@@ -47,27 +48,27 @@ class PeakMemory:
             time.sleep(0.5)
 
 
-def measure_times(chapters: tuple[str, ...] = (), path: Path = MEASURED / "run_times.csv") -> None:
+def measure_times(chapters: Iterable[type[Settings]], path: Path = MEASURED / "run_times.csv") -> None:
     """Execute chapters at `smoke` and `quick`, nothing cached, and write each one's rows as it is done.
 
     Parameters
     ----------
-    chapters : numbers; none for all. The rows of others stay.
+    chapters : their settings classes. The rows of others stay.
     """
-    for number in chapters or tuple(CHAPTERS):
-        rows: list[Any] = other_rows(path, "chapter", [number])
-        rows += [_timed(number, profile) for profile in ("smoke", "quick")]
+    for kind in chapters:
+        rows: list[Any] = other_rows(path, "chapter", [kind.notebook[:2]])
+        rows += [_timed(kind, profile) for profile in ("smoke", "quick")]
         rows.sort(key=lambda row: (str(row["chapter"]), row["profile"] != "smoke"))
         write_table(path, pd.DataFrame(rows))
 
 
-def _timed(number: str, profile: str) -> dict[str, object]:
-    notebook, kind = CHAPTERS[number]
+def _timed(kind: type[Settings], profile: str) -> dict[str, object]:
+    notebook, number = kind.notebook, kind.notebook[:2]
     settings = resolved(kind.of_profile(profile))
     shutil.rmtree(point_cache(number), ignore_errors=True)
     started = time.perf_counter()
     with PeakMemory() as peak:
-        execute(number, settings, BUILD / "timing" / f"{notebook}.ipynb")
+        execute(settings, BUILD / "timing" / f"{notebook}.ipynb")
     seconds = time.perf_counter() - started
     say(f"{notebook} {profile}: {seconds:.0f} s, {peak.mebibytes} MiB")
     return {

@@ -1,0 +1,51 @@
+"""The book's chapters, one folder each, found by number or name. Nothing heavy is imported here.
+
+A folder holds `parameters` (its settings class), `run` (``record(settings, only)``) and what else only this chapter
+needs: `grid`, the recorded points, and `reading`, what is read off the records. No chapter imports another.
+"""
+
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+
+from fl_privacy_lib._checks import InputError, nearest
+from fl_privacy_lib.reproduction.settings import Settings
+
+
+def _settings_of(folder: str) -> type[Settings]:
+    module = import_module(f"{__name__}.{folder}.parameters")
+    (kind,) = (v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__)
+    return kind
+
+
+def _by_number() -> dict[str, type[Settings]]:
+    kinds = [_settings_of(found.name) for found in pkgutil.iter_modules(__path__)]
+    return {kind.notebook[:2]: kind for kind in sorted(kinds, key=lambda kind: kind.notebook)}
+
+
+CHAPTERS = _by_number()
+"""Chapter number → its settings class, which names the notebook."""
+
+
+def chapter(name: str) -> type[Settings]:
+    """Return the settings class of a chapter given as '01', '1', 'threat_types' or '01_threat_types'.
+
+    >>> chapter("threat_types").notebook
+    '01_threat_types'
+    """
+    for number, kind in CHAPTERS.items():
+        folder = kind.__module__.split(".")[-2]
+        if name in (number, number.lstrip("0"), kind.notebook, kind.notebook[3:], folder):
+            return kind
+    words = [word for number, kind in CHAPTERS.items() for word in (number, kind.notebook)]
+    raise InputError(f"there is no notebook {name!r}{nearest(name, words)}; there are {', '.join(words)}.")
+
+
+def recorder(kind: type[Settings]) -> Callable[..., None]:
+    """Return a chapter's recording, ``record(settings, only='paper/table' or None, folder)``.
+
+    A point that stands in the record is not run again, so that an interrupted recording goes on where it stopped and
+    loses at most the point under way.
+    """
+    run: Callable[..., None] = import_module(kind.__module__.replace(".parameters", ".run")).record
+    return run

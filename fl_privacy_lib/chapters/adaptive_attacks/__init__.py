@@ -1,0 +1,1 @@
+"""Chapter 02: attackers who know the defence."""

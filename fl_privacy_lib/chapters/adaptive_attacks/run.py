@@ -1,0 +1,85 @@
+"""Attacking and recording the cells of chapter 02, the learned attacker's among them."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fl_privacy_lib import metrics
+from fl_privacy_lib.attacks.evidence import stacked
+from fl_privacy_lib.attacks.labels import infer_labels
+from fl_privacy_lib.attacks.learned import LearnedInverter, train
+from fl_privacy_lib.chapters.adaptive_attacks.grid import LearnedCell, ThreatCell, record_key, recorded_grid
+from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
+from fl_privacy_lib.data import Dataset
+from fl_privacy_lib.reproduction.devices import pick_device
+from fl_privacy_lib.reproduction.experiments import cells as attacked
+from fl_privacy_lib.reproduction.experiments import leakage
+from fl_privacy_lib.reproduction.experiments.cells import Cell, attack_of, clients_data, scene
+from fl_privacy_lib.reproduction.experiments.leakage import Scene, datasets_to_record, record_attacks
+from fl_privacy_lib.reproduction.experiments.scoring import trivial_guesses
+from fl_privacy_lib.reproduction.paths import MEASURED
+
+
+def measure(
+    cell: Cell, data: Dataset, device: torch.device, snapshots: tuple[int, ...] = ()
+) -> dict[str, np.ndarray]:
+    """Attack all victims of all seeds of a cell and score them; see `leakage.measure`."""
+    if isinstance(cell, LearnedCell):
+        return _measure_learned(cell, data, device)
+    where = leakage.scene if isinstance(cell, ThreatCell) else scene
+    return leakage.measure(cell, data, device, snapshots, where, attack_of)
+
+
+finished_cells = partial(attacked.finished_cells, measure=measure)
+"""Yield every cell with its result; see `cells.finished_cells`."""
+
+
+def record(settings: AdaptiveAttacks, only: str | None = None, folder: Path = MEASURED) -> None:
+    """Record the tables of the chapter at these settings; see `recorded_grid`."""
+    device, names = pick_device(settings.device), datasets_to_record(settings.dataset)
+    record_attacks(recorded_grid(settings, names), record_key, settings.profile, "02", only, folder,
+                   partial(finished_cells, device=device), device)  # fmt: skip
+
+
+def public_images(cell: LearnedCell, data: Dataset, seed: int) -> np.ndarray:
+    """Return positions of training images that no attacked client holds, in a random order."""
+    held = np.concatenate(clients_data(cell, data, seed))
+    rest = np.setdiff1d(np.arange(len(data.train_y)), held)
+    return np.random.default_rng([seed, 2]).permutation(rest)[: cell.public_images]
+
+
+def taught(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> LearnedInverter:
+    """Return the attacker, trained on public images at the weights that a scene was observed at."""
+    public, observation = public_images(cell, data, seed), view.observations[0]
+    device = next(view.model.parameters()).device
+    images, labels = (torch.as_tensor(part[public]).to(device) for part in (data.train_x, data.train_y))
+    return train(view.model, observation.weights, cell.defense, images, labels, cell.attacker(seed))
+
+
+def _measure_learned(cell: LearnedCell, data: Dataset, device: torch.device) -> dict[str, np.ndarray]:
+    """Train the attacker for every seed's weights and score its readings, in the columns of `leakage.measure`.
+
+    It takes no iterations and needs no label; the label is that which the others infer. As there, an image that does
+    not succeed counts as `max_iterations`.
+    """
+    parts: dict[str, list[np.ndarray]] = {}
+    first: dict[str, np.ndarray] = {}
+    for seed in range(cell.seed, cell.seed + cell.seeds):
+        view = scene(cell, data, seed, device)
+        images = taught(cell, view, data, seed)(view.observations).cpu().numpy()  # [V, 1, C, H, W]
+        success = metrics.success(images, view.truth)
+        scores = {
+            "mse": metrics.mse(images, view.truth),
+            "ssim": metrics.ssim(images, view.truth),
+            "success": success,
+            "iterations": np.where(success, 0, cell.max_iterations),
+            "label_right": infer_labels(stacked(view.observations), 1).cpu().numpy() == view.labels,
+            "attack_iterations": np.zeros(cell.victims, dtype=int),
+            "status": np.full(cell.victims, "read"),
+        } | trivial_guesses(view.truth, view.labels, data)
+        for name, values in scores.items():
+            parts.setdefault(name, []).append(values)
+        first = first or {"images": images, "truth": view.truth}
+    return {name: np.concatenate(values) for name, values in parts.items()} | first

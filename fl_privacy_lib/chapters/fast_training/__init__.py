@@ -1,0 +1,1 @@
+"""Chapter 04: what private training costs."""

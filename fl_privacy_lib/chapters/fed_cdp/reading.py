@@ -1,0 +1,177 @@
+"""Reading Fed-CDP's records: each row as a point again, with its ε and its effective noise (chapter 05)."""
+
+import functools
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from fl_privacy_lib.audit import Statements, statement
+from fl_privacy_lib.chapters.fed_cdp.grid import TUNED_AS, Rates
+from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, SDP, SETUPS, Training
+from fl_privacy_lib.defenses import Holding
+from fl_privacy_lib.reproduction.claims import cells
+from fl_privacy_lib.reproduction.points import labelled, readable
+
+DELTA = 1e-5
+TENSORS = 3  # of both networks
+SIZES = ("clients", "participants", "rounds", "local_iterations", "batch_size", "noise_scale", "clip_norm")
+
+
+def point_of(row: Any) -> Training:
+    """Return the training that a recorded row is of."""
+    return Training(**{f.name: row[f.name] == "True" if f.type is bool else f.type(row[f.name])  # type: ignore[operator]
+                       for f in fields(Training)})  # fmt: skip
+
+
+def nearest_rate(point: Training, rates: Rates) -> float:
+    """Return the recorded best learning rate of the nearest arm; the released code's where there is none.
+
+    An arm is of the same method and reading. Near is, in this order: the same data (MNIST's stands in), σ and L.
+    """
+    if point.setting == "as_coded":
+        return CODE_RATE
+    method = TUNED_AS.get(point.method, point.method)
+
+    def far(arm: tuple[str, ...]) -> tuple[Any, ...]:
+        dataset, _, _, noise, iterations = arm
+        sizes = _ratio(float(noise), point.noise_scale), _ratio(int(iterations), point.local_iterations)
+        return dataset != point.dataset, dataset != "mnist", *sizes
+
+    arms = [arm for arm in rates if arm[1:3] == (method, point.setting)]
+    return rates[min(arms, key=far)] if arms else CODE_RATE
+
+
+def nearest_cell(point: Training, found: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the recorded cell of the same data, method and reading whose sizes are nearest by ratio, or None."""
+    same = [c for c in found
+            if (c["dataset"], c["method"], c["setting"]) == (point.dataset, point.method, point.setting)]  # fmt: skip
+
+    own = asdict(point)
+    return min(same, key=lambda cell: sum(_ratio(float(cell[s]), own[s]) for s in SIZES)) if same else None
+
+
+def _ratio(one: float, other: float) -> float:
+    return abs(math.log(max(one, 1e-3) / max(other, 1e-3)))
+
+
+@functools.cache
+def holding(dataset: str, clients: int) -> Holding:
+    """Return how a data set's training examples lie among so many clients."""
+    data = labelled(dataset)
+    return Holding.of(SETUPS[dataset].split(data, clients, np.random.default_rng([0, 1])), TENSORS)
+
+
+@functools.cache
+def spent(point: Training, tap: str = "update") -> Statements:
+    """Return what the paper counts for a training, and what can be proved: for a client under Fed-SDP, else an example.
+
+    Adding or removing, δ = 1e-5; see `audit.statement`.
+    """
+    unit: Any = "client" if point.method in SDP else "example"
+    held = holding(point.dataset, point.clients)
+    return statement(point.defense, point.plan(0), held, delta=DELTA, unit=unit, tap=tap)
+
+
+def epsilons(point: Training) -> str:
+    """Return both ε of a private training as 'counted / proved', a dash for one without noise.
+
+    How often an example is held is read off the data; without them the ε of a recorded row is not shown.
+    """
+    if not point.multiplier:
+        return "—"
+    if readable(point.dataset) is None:
+        return "data not here"
+    bound = point.clip_norm if point.clip_end else 4.0  # noise is in units of C: one computation serves every fixed C
+    both = spent(replace(point, local_lr=CODE_RATE, clip_norm=bound, seed=0, seeds=1, pruned=0.0, held_out=False,
+                         watched=False))  # fmt: skip
+    return " / ".join("∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved))
+
+
+Rate = Literal["chosen", "coded", "best"]
+"""A learning rate: chosen in the small cell, the code's own, or the best tried in this cell."""
+
+
+@dataclass(frozen=True)
+class NoisePoint:
+    """An accuracy over x = z/√K_t, the noise on one round's mean in units of C/B."""
+
+    x: float
+    accuracy: float
+    std: float
+    point: Training
+    rate: Rate
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the learning rate was chosen for this σ."""
+        return self.rate in ("chosen", "best")
+
+
+def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
+    """Return Fed-CDP's recorded trainings on MNIST with C = 4, T = 100, L = 100, B = 5, in the order of x.
+
+    Parameters
+    ----------
+    tables : name → measured table, of 'noise', 'table_2' and 'every_rate'; of the last, the best rate
+    """
+    rows = {"dataset": "mnist", "method": "fed_cdp", "clip_norm": "4", "rounds": "100", "local_iterations": "100",
+            "batch_size": "5"}  # fmt: skip
+    found: dict[Training, NoisePoint] = {}
+    for name, frame in tables.items():
+        own = [(point_of(cell), cell) for cell in cells(frame, rows)]
+        for point, cell in _best_rates(own) if name == "every_rate" else own:
+            rate: Rate = "best" if name == "every_rate" else "chosen"
+            if point.setting == "as_coded":
+                rate = "coded"
+            x = point.multiplier / math.sqrt(point.participants)
+            once = replace(point, seeds=1)
+            if once not in found or found[once].point.seeds < point.seeds:  # the same training, repeated more often
+                found[once] = NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, rate)
+    return sorted(found.values(), key=lambda p: p.x)
+
+
+def _best_rates(own: list[tuple[Training, dict[str, Any]]]) -> list[tuple[Training, dict[str, Any]]]:
+    """Return the best of every group that differs in its rate alone."""
+    groups: dict[Training, list[tuple[Training, dict[str, Any]]]] = {}
+    for point, cell in own:
+        groups.setdefault(replace(point, local_lr=CODE_RATE), []).append((point, cell))
+    return [max(group, key=lambda pair: float(pair[1]["accuracy"])) for group in groups.values()]
+
+
+Bracket = tuple[float | None, float | None]
+
+
+def bracket(points: list[NoisePoint], level: float) -> Bracket:
+    """Return the x up to which every recorded point reaches an accuracy, and that from which none does; None for none.
+
+    Where the two are no neighbours, the points between them disagree.
+    """
+    missed = [p.x for p in points if p.accuracy < level]
+    met = [p.x for p in points if p.accuracy >= level]
+    sure = [x for x in met if x < min(missed, default=math.inf)]
+    never = [x for x in missed if x > max(met, default=-math.inf)]
+    return max(sure, default=None), min(never, default=None)
+
+
+def clients_needed(multiplier: float, found: Bracket) -> tuple[float, float]:
+    """Return K_t below which z/√K_t is where the level was missed, and from which on it is where it was reached.
+
+    >>> clients_needed(6.0, (0.3, 0.6)), clients_needed(6.0, (0.0, 0.1)), clients_needed(6.0, (None, 0.1))
+    ((100.0, 400.0), (3600.0, inf), (3600.0, inf))
+    """
+    reached, missed = found
+    low = 0.0 if missed is None else (multiplier / missed) ** 2 if missed else math.inf
+    return round(low, 6), round((multiplier / reached) ** 2, 6) if reached else math.inf
+
+
+def break_even(found: list[dict[str, Any]]) -> float | None:
+    """Return the x at which a round's noise is as long as its signal: the median over the records of `utility`.
+
+    Noise is proportional to x and the signal is not, so a recorded ratio at one x gives the x of ratio 1.
+    """
+    here = [float(c["multiplier"]) / math.sqrt(int(c["participants"])) * c["signal_to_noise"]
+            for c in found if c["at_round"] == "0"]  # fmt: skip
+    return float(np.median(here)) if here else None

@@ -1,0 +1,289 @@
+"""Fed-CDP: accuracy of federated training under clipping and noise (chapter 05).
+
+A `Training` is one cell of the paper's tables: data set, method, reading of the noise, population; `measure` trains it
+for all its seeds. What is computed around a trained model stands in `fed_cdp_utility`, the cells in `fed_cdp_grid`.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_privacy_lib._checks import one_of
+from fl_privacy_lib.data import Partition
+from fl_privacy_lib.defenses import (
+    Defense,
+    dssgd,
+    fed_cdp,
+    fed_cdp_decay,
+    fed_sdp,
+    median_clipped,
+    non_private,
+    pruned,
+)
+from fl_privacy_lib.defenses.clipping import Gradient
+from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.route import Then
+from fl_privacy_lib.defenses.stage import Transformation
+from fl_privacy_lib.federated import accuracy, simulate
+from fl_privacy_lib.federated.simulation import RoundReport
+from fl_privacy_lib.models import build, parameters_of
+from fl_privacy_lib.reproduction.experiments.setups import SETUPS
+from fl_privacy_lib.reproduction.points import loaded
+from fl_privacy_lib.reproduction.records import source_digest
+from fl_privacy_lib.sampling import Plan
+
+READINGS = ("printed", "code", "as_coded", "not_applicable")
+"""Fed-CDP: σC on each example and σC/√B on their mean, or σC/B on the batch mean. Fed-SDP: σC on each update, or
+σC/√K_t. 'as_coded': the code's scaling, σ and learning rate. Without noise none applies."""
+CODE_NOISE, CODE_RATE = 0.5, 0.05
+SDP = ("fed_sdp", "fed_sdp_server")
+DECAYS = {"fed_cdp_decay": "linear", "fed_cdp_decay_exponential": "exponential", "fed_cdp_decay_cyclic": "cyclic"}
+METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, "median_clip", "dssgd")
+WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
+CHECKS = 20  # times that a training is looked at
+LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
+
+
+RECORDED_ENGINES = ("stacked", "generic")  # in this order; what the rows so far were trained with
+
+@dataclass(frozen=True)
+class Training:
+    """One cell, with every setting that its accuracy depends on.
+
+    Parameters
+    ----------
+    setting : one of `READINGS`
+    clip_norm, clip_end : C, and where it decays to over the rounds; 0 where it stays
+    pruned : fraction of an update's coordinates that is not sent, after everything else
+    held_out : train on nine tenths of the training data and measure on the other; else on the validation data
+    watched : keep the gradients' norms
+    """
+
+    dataset: str
+    method: str
+    setting: str = "not_applicable"
+    clients: int = 100
+    participants: int = 5
+    rounds: int = 100
+    local_iterations: int = 100
+    batch_size: int = 5
+    clip_norm: float = 4.0
+    clip_end: float = 0.0
+    noise_scale: float = 6.0
+    local_lr: float = 0.05
+    pruned: float = 0.0
+    held_out: bool = False
+    watched: bool = False
+    seed: int = 0
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        one_of(METHODS, method=self.method)
+        one_of(READINGS, setting=self.setting)
+
+    @property
+    def defense(self) -> Defense:
+        """What clients and server do, as a filling of the route."""
+        where = "example" if self.setting == "printed" else "batch"
+        own: dict[str, Any] = {"clip_norm": self.clip_norm, "noise_scale": self.noise_scale}
+        if self.method in SDP:
+            at = "server" if self.method == "fed_sdp_server" else "client"
+            made = fed_sdp(at, participants=None if self.setting == "printed" else self.participants, **own)
+        elif self.method == "median_clip":
+            made = median_clipped(where, noise_scale=self.noise_scale)
+        elif self.method in DECAYS:
+            kind = DECAYS[self.method]
+            made = fed_cdp_decay(where, **own, end=self.clip_end, rounds=self.rounds, kind=kind)
+        else:
+            bare = {"non_private": non_private, "dssgd": dssgd}
+            made = bare[self.method]() if self.method in bare else fed_cdp(where, **own)
+        return pruned(self.pruned, defense=made) if self.pruned else made
+
+    @property
+    def multiplier(self) -> float:
+        """Noise multiplier of one release: on the batch mean, in units of C/B; for Fed-SDP of one update, of C."""
+        if self.method in SDP:
+            return self.noise_scale / (1 if self.setting == "printed" else math.sqrt(self.participants))
+        divisor = "sqrt_batch" if self.setting == "printed" else "batch"
+        noisy = self.method not in ("non_private", "dssgd")
+        return effective_multiplier(self.noise_scale, self.batch_size, divisor) if noisy else 0.0
+
+    def plan(self, seed: int, rounds: int | None = None) -> Plan:
+        """Return the plan of one seed's training."""
+        counts = (self.clients, self.participants, rounds or self.rounds, self.local_iterations, self.batch_size)
+        return Plan(*counts, local_lr=self.local_lr, seed=seed)
+
+
+def effective_multiplier(noise_scale: float, batch_size: int, divide_by: str) -> float:
+    """Return the noise on the batch mean in units of C/B, the most that one example moves it.
+
+    Examples
+    --------
+    >>> [round(effective_multiplier(6, 5, how), 1) for how in ("sqrt_batch", "batch", "none")]
+    [13.4, 6.0, 30.0]
+    """
+    return mean_std(noise_scale, 1.0, batch_size, divide_by) * batch_size
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What one seed's training starts from; examples are (inputs, labels) on the device."""
+
+    model: nn.Module
+    train: tuple[torch.Tensor, torch.Tensor]
+    partition: Partition
+    evaluation: tuple[torch.Tensor, torch.Tensor]
+    test: tuple[torch.Tensor, torch.Tensor]
+
+
+def scene(point: Training, seed: int, device: torch.device) -> Scene:
+    """Return the first weights, the clients' data and the evaluation data of one seed.
+
+    The tenth that is held out is the same for every point of a data set: no arm is chosen on luckier data.
+    """
+    data = loaded(point.dataset, train_only=False)
+    if point.held_out:
+        order = np.random.default_rng(0).permutation(len(data.train_y))
+        out, rest = np.split(order, [len(order) // 10])
+        data = replace(data, validation_x=data.train_x[out], validation_y=data.train_y[out], test_x=data.test_x[:0],
+                       test_y=data.test_y[:0], train_x=data.train_x[rest], train_y=data.train_y[rest])  # fmt: skip
+    setup = SETUPS[point.dataset]
+    generator = torch.Generator().manual_seed(seed)
+    model = build(setup.model, data.example_shape, data.n_classes, generator).to(device)
+    partition = setup.split(data, point.clients, np.random.default_rng([seed, 1]))
+
+    def part(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.as_tensor(x).to(device), torch.as_tensor(y).to(device)
+
+    return Scene(model, part(data.train_x, data.train_y), partition, part(data.validation_x, data.validation_y),
+                 part(data.test_x, data.test_y))  # fmt: skip
+
+
+class NotFinite(Exception):
+    """The weights of a training are no longer numbers."""
+
+
+def kept(checkpoint: Path) -> tuple[Gradient, dict[int, float | None]]:
+    """Return the global weights after the last finished round, and round → accuracy, None where it was not measured."""
+    record = torch.load(checkpoint, weights_only=True)
+    return record["weights"], {round: score for round, _, score in record["history"]}
+
+
+def end_if_not_finite(checkpoint: Path, report: RoundReport | None = None) -> None:
+    """Raise `NotFinite` where the last finished round was looked at and its weights are not finite.
+
+    Nothing else ends a training: one that is at chance under much noise may still learn, late.
+    """
+    if report is not None and report.accuracy is None:
+        return  # most rounds: nothing has to be read
+    weights, looks = kept(checkpoint)
+    if looks[max(looks)] is not None and not math.isfinite(norm_of(weights)):
+        raise NotFinite
+
+
+def lost(curve: Mapping[int, float], constant: float, growth: float) -> bool:
+    """Return whether a training has diverged: its weights are not finite, or it ended at chance with long weights.
+
+    Parameters
+    ----------
+    curve : round → accuracy; at chance is one that was within `LOST` of `constant`, or below, at every look over
+        `ROUNDS_LOST` rounds and more until the end
+    constant : the accuracy of the best constant guess
+    growth : the weights' norm over their first one; long is `EXPLODED` and more
+    """
+    since = max((t for t in curve if t <= max(curve) - ROUNDS_LOST), default=None)
+    at_chance = since is not None and all(value <= constant + LOST for t, value in curve.items() if t >= since)
+    return not math.isfinite(growth) or (at_chance and growth >= EXPLODED)
+
+
+def norm_of(tensors: Gradient) -> float:
+    """Return the ℓ2 norm of all tensors together."""
+    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class NormWatch(Transformation):
+    """A stage that changes nothing and keeps the mean norms of the examples' raw gradients, tensor by tensor."""
+
+    found: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, values: Gradient, ctx: Any) -> Gradient:
+        """Return the values as they are."""
+        means = torch.stack([n.mean() for n in ctx.norms.values()])  # [M]
+        self.found.setdefault((ctx.round, ctx.iteration), []).append(means.cpu())
+        return values
+
+    def table(self, rounds: int, local_iterations: int) -> np.ndarray:
+        """Return the means over clients, [T, L, M]."""
+        rows = [[torch.stack(self.found[t, i]).mean(0) for i in range(local_iterations)] for t in range(rounds)]
+        return torch.stack([torch.stack(row) for row in rows]).numpy()
+
+
+def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np.ndarray]:
+    """Train a point with all its seeds; an interrupted training goes on at its last finished round.
+
+    Parameters
+    ----------
+    folder : where trainings under way keep their state
+
+    Returns
+    -------
+    accuracy, test_accuracy (NaN without test data), rounds_run, diverged, growth (of the weights' norm): [seeds]
+    curve : [seeds, looks], NaN where a training had stopped
+    weights : [P] of the first seed
+    norms : [T, L, M] of the first seed where the point is watched
+    """
+    name = hashlib.sha256(repr((asdict(point), device.type, source_digest())).encode()).hexdigest()[:24]
+    paths = [folder / f"{name}_{seed}.pt" for seed in range(point.seed, point.seed + point.seeds)]
+    runs = [train(point, point.seed + i, device, path) for i, path in enumerate(paths)]
+    for path in paths:
+        path.unlink()
+    first = {name: runs[0].pop(name) for name in ("weights", "norms") if name in runs[0]}
+    return {name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first} | first
+
+
+def train(
+    point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = RECORDED_ENGINES
+) -> dict[str, Any]:
+    """Train one seed and return what `measure` collects."""
+    start, plan, defense = scene(point, seed, device), point.plan(seed), point.defense
+    norms = NormWatch()
+    if point.watched:
+        late = defense.per_batch
+        defense = replace(defense, per_batch=norms if late is None else Then(late, norms))
+    looked = (start.evaluation[0][:WATCHED], start.evaluation[1][:WATCHED])
+    constant = float(torch.bincount(looked[1]).max()) / len(looked[1])
+    first_norm = norm_of(parameters_of(start.model))
+    every = max(1, plan.rounds // CHECKS)
+    with suppress(NotFinite):
+        if checkpoint.exists() and not point.watched:
+            end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
+        simulate(
+            start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
+            on_round=partial(end_if_not_finite, checkpoint), engine=engine, checkpoint=checkpoint,
+            resume=not point.watched,
+        )  # fmt: skip
+    last, history = kept(checkpoint)
+    weights = {name: w.to(device) for name, w in last.items()}
+    curve = {t: value for t, value in history.items() if value is not None}
+    growth = norm_of(weights) / first_norm
+    looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
+    found = {
+        "accuracy": accuracy(start.model, weights, start.evaluation),
+        "test_accuracy": accuracy(start.model, weights, start.test) if len(start.test[1]) else math.nan,
+        "rounds_run": max(curve) + 1,
+        "diverged": float(lost(curve, constant, growth)),
+        "growth": growth,
+        "curve": [curve.get(t, math.nan) for t in looks],
+        "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
+    }
+    return found | ({"norms": norms.table(plan.rounds, plan.local_iterations)} if point.watched else {})

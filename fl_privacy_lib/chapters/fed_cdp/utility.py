@@ -1,0 +1,185 @@
+"""Fed-CDP's utility bound, the noise that is really injected, and statements that need no training (chapter 05)."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import grad, vmap
+
+from fl_privacy_lib.accounting.accountants import spend
+from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, Scene, Training, norm_of, scene
+from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
+from fl_privacy_lib.defenses.noise import keyed_generator
+from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.models import Parameters, call, mlp, parameters_of
+from fl_privacy_lib.sampling import Plan
+
+CHUNK = 50  # examples whose gradients stand in memory together
+
+
+def margins(model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return every example's margin s = g_y - max over j ≠ y of g_j, and the norm of its gradient by the weights.
+
+    Parameters
+    ----------
+    x, y : [n, …], [n]
+
+    Returns
+    -------
+    s [n], ‖∇s‖₂ [n]; s is in logits, and above 0 where the example is classified rightly
+
+    Notes
+    -----
+    Source: Fed-CDP, section VI, which calls g_j "the loss function on class j" and uses it as a score of the class.
+    """
+
+    def margin(w: Parameters, one: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        scores = call(model, w, one[None])[0]
+        own = torch.arange(len(scores), device=scores.device) == label
+        return scores.masked_fill(~own, -torch.inf).amax() - scores.masked_fill(own, -torch.inf).amax()
+
+    values, norms = [], []
+    for start in range(0, len(y), CHUNK):
+        part = x[start : start + CHUNK], y[start : start + CHUNK]
+        values.append(vmap(margin, (None, 0, 0))(weights, *part))
+        gradients = vmap(grad(margin), (None, 0, 0))(weights, *part)
+        norms.append(torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt())
+    return torch.cat(values).cpu().numpy(), torch.cat(norms).cpu().numpy()
+
+
+def utility_bounds(s: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return Proposition 2's bound on ‖ξ‖₂ for every example that is classified rightly, s / max ‖∇s‖.
+
+    >>> utility_bounds(np.array([1.0, -0.5, 3.0]), np.array([2.0, 9.0, 4.0]))
+    array([0.25, 0.75])
+    """
+    right = s > 0
+    return s[right] / norms[right].max()
+
+
+@dataclass(frozen=True)
+class Utility:
+    """One round under a defence, beside the same round without its noise.
+
+    Parameters
+    ----------
+    arm : the defence's point; its rounds are not used
+    at_round : rounds of non-private training before
+    examples : validation examples whose margins are taken
+    """
+
+    arm: Training
+    at_round: int = 0
+    examples: int = 200
+
+
+@functools.lru_cache(maxsize=4)
+def warm(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Parameters]:
+    """Return a scene and the global weights after some rounds of non-private training in it."""
+    start = scene(point, point.seed, device)
+    if not rounds:
+        return start, parameters_of(start.model)
+    plan = point.plan(point.seed, rounds)
+    run = simulate(start.model, start.train, start.partition, plan, non_private(), engine=("stacked", "generic"))
+    return start, run.weights
+
+
+def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarray]:
+    """Return the signal and the noise of one round, tensor by tensor, and Proposition 2's bounds.
+
+    Returns
+    -------
+    signal, noise, predicted_noise : [M], norms of the round's change of the global weights: without noise, the
+        difference that the noise makes, and η z (C/B) √(L d / K_t)
+    bounds : [right examples]
+    gradient_noise, step_noise : expected norm of the noise on one batch mean, and of the change that it makes at once
+    flipped : share of the right examples whose class one such change alters
+    """
+    arm = point.arm
+    warmed = replace(arm, method="non_private", setting="not_applicable", local_lr=CODE_RATE)
+    start, weights = warm(warmed, point.at_round, device)
+    model = start.model
+    before = parameters_of(model)
+    try:
+        model.load_state_dict(weights)
+        plan = arm.plan(arm.seed + 1, 1)  # clients and batches of its own
+        runs = [simulate(model, start.train, start.partition, plan, d, engine=("stacked", "generic")).weights
+                for d in (arm.defense.noiseless(), arm.defense)]  # fmt: skip
+    finally:
+        model.load_state_dict(before)
+    std = arm.multiplier * arm.clip_norm / arm.batch_size
+    x, y = (part[: point.examples] for part in start.evaluation)
+    s, norms = margins(model, weights, x, y)
+    generator = keyed_generator(device, arm.seed, "step")
+    noised = {n: w + arm.local_lr * std * torch.randn(w.shape, generator=generator, device=device)
+              for n, w in weights.items()}  # fmt: skip
+    with torch.no_grad():
+        classes = [call(model, w, x).argmax(1).cpu().numpy() for w in (weights, noised)]
+    sizes = np.array([w.numel() for w in weights.values()])
+    walk = arm.local_lr * std * math.sqrt(arm.local_iterations / arm.participants)
+    return {
+        "signal": np.array([norm_of({n: runs[0][n] - weights[n]}) for n in weights]),
+        "noise": np.array([norm_of({n: runs[1][n] - runs[0][n]}) for n in weights]),
+        "predicted_noise": walk * np.sqrt(sizes),
+        "bounds": utility_bounds(s, norms),
+        "gradient_noise": np.array(std * math.sqrt(sizes.sum())),
+        "step_noise": np.array(arm.local_lr * std * math.sqrt(sizes.sum())),
+        "flipped": (classes[0] != classes[1])[s > 0],
+    }
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of the paper that exact values decide, for the ledger."""
+
+    claim: str
+    metrics: dict[str, float]
+
+
+def statements() -> list[Statement]:
+    """Return every statement with its values."""
+    return [_averaging(), _proposition_2(), _decay()]
+
+
+def _averaging() -> Statement:
+    """FedSGD and FedAveraging: the mean of models beside the model plus the mean of updates, in one round."""
+    point = Training("digits", "non_private", clients=20, participants=5, rounds=1, local_iterations=5)
+    start, plan = scene(point, 0, torch.device("cpu")), point.plan(0)
+    taps = [Tap("update", int(c), 0) for c in plan.participants_of(0)]
+    run = simulate(start.model, start.train, start.partition, plan, non_private(), taps=taps)
+    before = parameters_of(start.model)
+    models = [{n: before[n].double() + u.double() for n, u in run.observations[t].values.items()} for t in taps]
+
+    def apart(divisor: float) -> float:
+        mean = {n: torch.stack([m[n] for m in models]).sum(0) / divisor for n in before}
+        return norm_of({n: mean[n] - run.weights[n] for n in before}) / norm_of(before)
+
+    return Statement("fedsgd_is_fedaveraging", {"difference": apart(5), "difference_of_the_code": apart(4)})
+
+
+def _proposition_2() -> Statement:
+    """Two hidden units, one of them off: a network that changes its class well within the bound."""
+    model = mlp(1, 2, (2,))
+    off, steep = 0.01, 10.0
+    matrices = ([[1.0], [-off]], [[1.0, 0.0], [0.0, steep]])
+    weights = {n: torch.tensor(m) for n, m in zip(parameters_of(model), matrices, strict=True)}
+    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
+    s, norms = margins(model, weights, x, y)
+    bound = float(utility_bounds(s, norms)[0])
+    first, *_ = weights
+    changed = weights | {first: weights[first] + torch.tensor([[0.0], [bound]])}
+    after, _ = margins(model, changed, x, y)
+    return Statement("proposition_2", {"margin": float(after[0]), "excess": -float(after[0]), "bound": bound})
+
+
+def _decay() -> Statement:
+    """ε of a decaying bound less that of a fixed one, on the same plan, by the same accountant."""
+    plan = Plan(1000, 100, 100, 100, 5, "poisson", local_lr=CODE_RATE)
+    spent = [
+        spend(defense.events(plan, Holding(50_000, 500, 3, holders=10)), "moments_accountant", 1e-5).epsilon
+        for defense in (fed_cdp_decay("batch"), fed_cdp("batch"))
+    ]
+    return Statement("decay_costs_no_privacy", {"excess": spent[0] - spent[1], "epsilon": spent[1]})

@@ -1,0 +1,1 @@
+"""Chapter 08: FedSel, local privacy in two stages."""

@@ -1,0 +1,220 @@
+"""FedSel's mechanisms without training: noise, signal over noise, time of a selection (chapter 08)."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_privacy_lib.chapters.fedsel.training import Training, selection
+from fl_privacy_lib.chapters.fedsel.training import top as top_of
+from fl_privacy_lib.defenses.noise import keyed_generator
+from fl_privacy_lib.defenses.perturbation import Compressed, Piecewise
+from fl_privacy_lib.defenses.route import Context, Stage
+from fl_privacy_lib.defenses.selection import PerturbedEncoding, RandomChoice
+from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
+
+TOP_SHARE, RATIO = 0.1, 0.1
+SOLUTIONS = ("flat", "flat_unscaled", "compressed", "two_stage")
+SERIES: dict[str, tuple[float, ...]] = {
+    "dimensions": (10, 30, 100, 300),
+    "clients": (1000, 3000, 10_000, 30_000),
+    "epsilon": (0.5, 0.7, 1.0, 1.4, 2.0),
+}
+"""What is varied, the rest staying at d = 100, n = 3,000 and ε = 1 for the value: all within Table 1's batch sizes."""
+FAILURE = 0.5  # β of Theorem 4.1: the bound that half of the draws keep, since their mean is compared
+GROUPS = 10  # of draws, for the spread of a ratio
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One point of Theorem 4.1: max_j |X_j − Z_j| over repeated draws.
+
+    X is the mean of what n clients send, Z the same without perturbation: for the flat solution the mean of the
+    clients' vectors, for the compressed one what is recovered from their clipped projections, for the sparse ones the
+    mean of the sparse vectors.
+    """
+
+    solution: str
+    varied: str
+    value: float
+    draws: int = 100
+    seed: int = 0
+
+    @property
+    def setting(self) -> tuple[int, int, float]:
+        """d, n and the value's ε."""
+        own = {"dimensions": 100, "clients": 3000, "epsilon": 1.0} | {self.varied: self.value}
+        return int(own["dimensions"]), int(own["clients"]), float(own["epsilon"])
+
+    @property
+    def bound(self) -> float:
+        """Table 1's bound without its constant; q = d/10 stands in the place of d in the compressed solution."""
+        d, n, epsilon = self.setting
+        width = {"flat": d, "compressed": max(1, round(d / 10))}.get(self.solution, 1)
+        return math.sqrt(width * math.log(max(2, d) / FAILURE) / n) / epsilon
+
+
+def vectors(clients: int, dimensions: int, spread: float, seed: int) -> torch.Tensor:
+    """Return vectors [n, d] in [−1, 1]: a tenth of the coordinates around 1/2, the others around 0, ± spread."""
+    generator = keyed_generator(torch.device("cpu"), seed, "vectors")
+    mean = torch.zeros(dimensions, dtype=torch.float64)
+    mean[: top_of(TOP_SHARE, dimensions)] = 0.5
+    return mean + spread * (2 * torch.rand(clients, dimensions, generator=generator, dtype=torch.float64) - 1)
+
+
+def means(stage: Stage, x: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
+    """Return the mean of what the clients of vectors x [n, d] send, [draws, d]."""
+    out = []
+    for draw in range(draws):
+        ctx = Context(0, range(len(x)), [keyed_generator(x.device, seed, draw)])
+        out.append(stage({"w": x}, ctx)["w"].mean(0))
+    return torch.stack(out)
+
+
+def _stages(point: Noise) -> tuple[Stage, Stage]:
+    """Return a solution and the same without perturbation: equal draws select equally."""
+    d, _, epsilon = point.setting
+    if point.solution in ("flat", "compressed"):
+        whole = Training("", send=point.solution, epsilon=epsilon).whole(d, point.seed)
+
+        def unperturbed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+            return whole.recover((x @ whole.projection.T).clamp(-1, 1)) if isinstance(whole, Compressed) else x
+
+        return Perturbed(whole), Perturbed(unperturbed)
+    top = top_of(TOP_SHARE, d)
+    select = RandomChoice() if point.solution == "flat_unscaled" else selection("ps", RATIO * epsilon, top)
+    return TwoStage(select, Piecewise(epsilon)), TwoStage(select)
+
+
+def measure_noise(point: Noise) -> dict[str, Any]:
+    """Return {'error' [draws], 'signal', 'recovery'}: max|X − Z|, the largest |Z|, and how far Z is from the mean.
+
+    For a sparse solution the last says nothing: its Z is a fraction of the mean.
+    """
+    d, n, _ = point.setting
+    x = vectors(n, d, 0.5, point.seed)
+    noisy, bare = _stages(point)
+    z = means(bare, x, point.draws, point.seed)
+    error = (means(noisy, x, point.draws, point.seed) - z).abs().amax(1)
+    recovery = (z.mean(0) - x.mean(0)).abs().max()
+    return {"error": error.numpy(), "signal": z.mean(0).abs().max().numpy(), "recovery": recovery.numpy()}
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of ln y against ln x: a power law's exponent.
+
+    >>> round(slope([1, 10, 100], [2, 200, 20_000]), 3)
+    2.0
+    """
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Signal over noise of the mean's top coordinates under a private selection, against a uniform one.
+
+    spread : how far clients lie from the common mean: 0.05, all have the same top coordinates; 0.5, they differ.
+    """
+
+    method: str
+    epsilon: float  # of the selection
+    spread: float
+    dimensions: int = 100
+    clients: int = 1000
+    draws: int = 100
+    seed: int = 0
+
+    @property
+    def predicted(self) -> float:
+        """√(d P_j) of a top coordinate j."""
+        top = top_of(TOP_SHARE, self.dimensions)
+        law = selection(self.method, self.epsilon, top).law_given(np.arange(self.dimensions))  # type: ignore[attr-defined]
+        return math.sqrt(self.dimensions * float(law[self.dimensions - top : self.dimensions].mean()))
+
+
+def measure_signal(point: Signal) -> dict[str, Any]:
+    """Return {'gain'}: mean over standard deviation of the top coordinates, against uniform selection's; by groups."""
+    top = top_of(TOP_SHARE, point.dimensions)
+    x = vectors(point.clients, point.dimensions, point.spread, point.seed)
+    ratios = []
+    for select in (selection(point.method, point.epsilon, top), RandomChoice()):
+        sent = means(TwoStage(select, Piecewise(1.0)), x, point.draws, point.seed)[:, :top]
+        each = point.draws // GROUPS
+        groups = sent[: GROUPS * each].unflatten(0, (GROUPS, each))  # [groups, draws, top]
+        ratios.append(groups.mean((1, 2)) / groups.var(1).mean(1).sqrt())
+    return {"gain": (ratios[0] / ratios[1]).numpy()}
+
+
+@dataclass(frozen=True)
+class Time:
+    """Time of one client's selection among d coordinates; engine 'as_written' follows the paper step by step."""
+
+    method: str
+    engine: str
+    dimensions: int
+    draws: int = 100
+    epsilon: float = 1.0
+    seed: int = 0
+
+
+def as_written(method: str, epsilon: float, top: int, dimensions: int) -> Callable[[np.ndarray, Any], np.ndarray]:
+    """Return a selection as FedSel's section 4.1 describes its steps; what needs no data is computed beforehand."""
+    weights = np.exp(epsilon * np.arange(1, dimensions + 1) / (dimensions - 1))
+    weights /= weights.sum()
+    keep = PerturbedEncoding(epsilon, top, "e_eps").keep_probability(dimensions)
+    of_top = math.exp(epsilon) * top / (dimensions - top + math.exp(epsilon) * top)
+
+    def exp(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        chance = np.empty(order.shape)
+        np.put_along_axis(chance, order, weights[None], 1)  # each coordinate gets its rank's probability
+        return (chance.cumsum(1) < rng.random((len(order), 1))).sum(1)
+
+    def pe(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        status = np.zeros(order.shape, bool)
+        np.put_along_axis(status, order[:, -top:], True, 1)
+        status ^= rng.random(order.shape) >= keep
+        count = status.cumsum(1)
+        place = np.floor(rng.random(len(order)) * count[:, -1]) + 1
+        return np.where(count[:, -1] == 0, -1, (count < place[:, None]).sum(1))
+
+    def ps(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        among = rng.random(len(order)) < of_top
+        place = np.where(among, dimensions - top + rng.random(len(order)) * top,
+                         rng.random(len(order)) * (dimensions - top))  # fmt: skip
+        return order[np.arange(len(order)), place.astype(int)]
+
+    steps = {"exp": exp, "pe": pe, "ps": ps}[method]
+    return lambda scores, rng: steps(np.argsort(scores, axis=1), rng)
+
+
+def measure_time(point: Time) -> dict[str, Any]:
+    """Return {'microseconds'} of one client: many at once, so that Python costs nothing, and the faster half of draws.
+
+    What another process takes makes a draw longer, never shorter.
+    """
+    rng, top = np.random.default_rng(point.seed), top_of(TOP_SHARE, point.dimensions)
+    scores = rng.random((max(4, 100_000 // point.dimensions), point.dimensions), dtype=np.float32)
+    if point.engine == "as_written":
+        written = as_written(point.method, point.epsilon, top, point.dimensions)
+        run: Callable[[], Any] = lambda: written(scores, rng)  # noqa: E731
+    else:
+        select, generator, tensor = selection(point.method, point.epsilon, top), torch.Generator(), torch.tensor(scores)
+        run = lambda: select(tensor, generator)  # noqa: E731
+    run()
+    seconds = []
+    for _ in range(point.draws):
+        started = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - started)
+    return {"microseconds": 1e6 * np.sort(seconds)[: -(-point.draws // 2)] / len(scores)}
+
+
+def measure(point: Noise | Signal | Time) -> dict[str, Any]:
+    """Return a point's arrays."""
+    if isinstance(point, Noise):
+        return measure_noise(point)
+    return measure_signal(point) if isinstance(point, Signal) else measure_time(point)

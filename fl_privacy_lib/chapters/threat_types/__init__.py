@@ -1,0 +1,1 @@
+"""Chapter 01: what an adversary at each tap reconstructs."""

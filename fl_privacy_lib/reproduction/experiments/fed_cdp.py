@@ -63,7 +63,9 @@ class Setup:
     split: Callable[[Dataset, int, np.random.Generator], Partition]
 
 
-RECORDED_ENGINES = ("stacked", "generic")  # in this order; what the rows so far were trained with
+ENGINE = "auto"
+"""What trains, here and in `fed_cdp_utility`, live and recorded. It is no part of a row's key: engines agree but for their
+draws of noise, and rows of earlier ones stay valid."""
 
 SETUPS = {
     "mnist": Setup(5, 100, "training_cnn", PARTITIONS["mnist"]),
@@ -259,6 +261,7 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     Returns
     -------
     accuracy, test_accuracy (NaN without test data), rounds_run, diverged, growth (of the weights' norm): [seeds]
+    engine : [seeds], the one that was taken; '' where the weights did not stay finite
     curve : [seeds, looks], NaN where a training had stopped
     weights : [P] of the first seed
     norms : [T, L, M] of the first seed where the point is watched
@@ -273,9 +276,10 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
 
 
 def train(
-    point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = RECORDED_ENGINES
+    point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = ENGINE
 ) -> dict[str, Any]:
     """Train one seed and return what `measure` collects."""
+    taken = ""
     start, plan, defense = scene(point, seed, device), point.plan(seed), point.defense
     norms = NormWatch()
     if point.watched:
@@ -288,11 +292,11 @@ def train(
     with suppress(NotFinite):
         if checkpoint.exists() and not point.watched:
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
-        simulate(
+        taken = simulate(
             start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
             on_round=partial(end_if_not_finite, checkpoint), engine=engine, checkpoint=checkpoint,
             resume=not point.watched,
-        )  # fmt: skip
+        ).engine  # fmt: skip
     last, history = kept(checkpoint)
     weights = {name: w.to(device) for name, w in last.items()}
     curve = {t: value for t, value in history.items() if value is not None}
@@ -304,6 +308,7 @@ def train(
         "rounds_run": max(curve) + 1,
         "diverged": float(lost(curve, constant, growth)),
         "growth": growth,
+        "engine": taken,
         "curve": [curve.get(t, math.nan) for t in looks],
         "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
     }

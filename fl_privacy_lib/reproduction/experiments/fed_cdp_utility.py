@@ -14,7 +14,7 @@ from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import Parameters, call, mlp, parameters_of
-from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, Scene, Training, norm_of, scene
+from fl_privacy_lib.reproduction.experiments.fed_cdp import CODE_RATE, ENGINE, Scene, Training, norm_of, scene
 from fl_privacy_lib.sampling import Plan
 
 CHUNK = 50  # examples whose gradients stand in memory together
@@ -83,7 +83,7 @@ def warm(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Par
     if not rounds:
         return start, parameters_of(start.model)
     plan = point.plan(point.seed, rounds)
-    run = simulate(start.model, start.train, start.partition, plan, non_private(), engine=("stacked", "generic"))
+    run = simulate(start.model, start.train, start.partition, plan, non_private(), engine=ENGINE)
     return start, run.weights
 
 
@@ -106,7 +106,7 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
     try:
         model.load_state_dict(weights)
         plan = arm.plan(arm.seed + 1, 1)  # clients and batches of its own
-        runs = [simulate(model, start.train, start.partition, plan, d, engine=("stacked", "generic")).weights
+        runs = [simulate(model, start.train, start.partition, plan, d, engine=ENGINE).weights
                 for d in (arm.defense.noiseless(), arm.defense)]  # fmt: skip
     finally:
         model.load_state_dict(before)

@@ -34,6 +34,7 @@ from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import Then
 from fl_privacy_lib.defenses.stage import Transformation
 from fl_privacy_lib.federated import accuracy, simulate
+from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.experiments.threat_types import PARTITIONS
@@ -64,8 +65,8 @@ class Setup:
 
 
 ENGINE = "auto"
-"""What trains, here and in `fed_cdp_utility`, live and recorded. It is no part of a row's key: engines agree but for their
-draws of noise, and rows of earlier ones stay valid."""
+"""What trains, here and in `fed_cdp_utility`, live and recorded. It is in no row's key: engines agree but for their
+draws of noise, so rows of an earlier one stay valid."""
 
 SETUPS = {
     "mnist": Setup(5, 100, "training_cnn", PARTITIONS["mnist"]),
@@ -275,6 +276,14 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     return {name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first} | first
 
 
+def score(model: nn.Module, weights: Gradient, examples: tuple[torch.Tensor, torch.Tensor], engine: str) -> float:
+    """Return the accuracy, through the compiled engine where it has trained: whole data sets take as long as rounds."""
+    form = compiled_form(model, examples) if engine == "compiled" else ""
+    if isinstance(form, str):
+        return accuracy(model, weights, examples)
+    return compiled_hits(form, weights, examples) / len(examples[1])
+
+
 def train(
     point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = ENGINE
 ) -> dict[str, Any]:
@@ -303,8 +312,8 @@ def train(
     growth = norm_of(weights) / first_norm
     looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     found = {
-        "accuracy": accuracy(start.model, weights, start.evaluation),
-        "test_accuracy": accuracy(start.model, weights, start.test) if len(start.test[1]) else math.nan,
+        "accuracy": score(start.model, weights, start.evaluation, taken),
+        "test_accuracy": score(start.model, weights, start.test, taken) if len(start.test[1]) else math.nan,
         "rounds_run": max(curve) + 1,
         "diverged": float(lost(curve, constant, growth)),
         "growth": growth,

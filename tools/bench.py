@@ -1,32 +1,29 @@
 """What private training costs: engines interleaved in one run, one thread, medians of process time.
 
-Times on a shared machine drift, so every engine is measured in every repetition and only ratios are compared. Rows of
-100 clients are wall times, since two processes share the work; their memory is one process's.
-Run with ``make bench`` or ``python -m tools.bench [workload …]``.
+Times on a shared machine drift, so every engine is measured in every repetition and only ratios are compared,
+repetition by repetition. What is shared by two processes or threads is timed by the clock on the wall. Each row is
+written as soon as it is measured. Run with ``make bench`` or
+``python -m tools.bench [workload …] [--parts engines workers …]``.
 """
 
 import argparse
-import datetime
 import re
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
+from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import nn
-from torch.nn.functional import conv2d, cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
+from torch.nn.functional import cross_entropy
 
-import fl_privacy_lib
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, integer_rdp
 from fl_privacy_lib.chapters.fast_training.engines import (
     CENTRALISED,
@@ -36,23 +33,25 @@ from fl_privacy_lib.chapters.fast_training.engines import (
     Engine,
     Scene,
     Written,
+    compiled_here,
     fast,
     interleaved,
     local_training,
     noise_alone,
     ratio,
 )
+from fl_privacy_lib.chapters.fast_training.multiplications import multiplications
+from fl_privacy_lib.chapters.fast_training.speed import Record, Times
 from fl_privacy_lib.defenses import fed_cdp, non_private
 from fl_privacy_lib.federated import simulate
-from fl_privacy_lib.models import Parameters
+from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
+from fl_privacy_lib.models import Parameters, parameters_of
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.progress import say
-from fl_privacy_lib.reproduction.records import other_rows, write_table
-
-COLUMNS = ["workload", "engine", "participants", "workers", "ms_per_client_iteration", "peak_mib", "version", "date"]
-
 
 WORKLOADS = {"mnist_cnn": FEDERATED["mnist"], "cifar10_cnn": FEDERATED["cifar10"], "adult_mlp": FEDERATED["adult"]}
+CENTRAL = {"mnist_cnn": CENTRALISED["mnist"], "cifar10_cnn": CENTRALISED["cifar10"]}
+SIDE = 1024  # of the matrices whose product shows what the machine can do
 
 
 def opacus(mode: str) -> Engine:
@@ -84,6 +83,20 @@ def opacus(mode: str) -> Engine:
     return run
 
 
+def products_alone(scene: Scene) -> Parameters:
+    """Multiply two large matrices, the fastest that this machine multiplies; the scene does not matter."""
+    a = torch.ones(SIDE, SIDE)
+    return {"product": a @ a}
+
+
+def forward_alone(scene: Scene) -> Parameters:
+    """Run all examples of the round through the compiled engine's forward pass and do nothing else."""
+    form, weights = compiled_form(scene.model, (scene.x, scene.y)), parameters_of(scene.model)
+    assert not isinstance(form, str), form
+    compiled_hits(form, weights, (scene.x, scene.y))
+    return {}
+
+
 PRIVATE = fed_cdp(clip_norm=CLIP_NORM, noise_scale=NOISE_SCALE)
 ENGINES: dict[str, Engine] = {
     "naive": Written(),
@@ -93,30 +106,50 @@ ENGINES: dict[str, Engine] = {
     "ours_private": fast(PRIVATE),
     "ours_non_private": fast(non_private()),
     "noise_alone": noise_alone,
+    "products_alone": products_alone,
 }
 COMPILED: dict[str, Engine] = {
     "compiled_private": fast(PRIVATE, engine="compiled"),
+    "compiled_noiseless": fast(PRIVATE.noiseless(), engine="compiled"),
     "compiled_non_private": fast(non_private(), engine="compiled"),
+    "compiled_forward": forward_alone,
 }
 """Measured in the same run, where numba is installed."""
+WEIGHED = ("naive", "opacus", "plain_non_private", "ours_private", "compiled_private")
+"""Engines whose memory is measured: each takes a process of its own, and the others hold no more."""
 
 
 def engines() -> dict[str, Engine]:
     """Return the engines that can run here."""
-    return ENGINES | (COMPILED if find_spec("numba") else {})
+    return ENGINES | (COMPILED if compiled_here() else {})
 
 
-def measured_ms(workload: str, participants: int, iterations: int, repetitions: int) -> dict[str, float]:
-    """Return each engine's median process time in ms per (client, local iteration), all engines interleaved."""
-    times = interleaved(engines(), WORKLOADS[workload].scene(participants, iterations), repetitions)
-    return {name: median(values) for name, values in times.items()}
+def engine_times(workload: str, repetitions: int, participants: int = 20, iterations: int = 10) -> Times:
+    """Return each engine's process times in ms per (client, local iteration), one a repetition, all interleaved.
+
+    Beside the engines stand 'opacus', its faster mode, and sums of others: 'ours_non_private_and_noise', and 'floor',
+    the multiplications that the kernel needs, at the rate of large products, and its noise.
+    """
+    scene = WORKLOADS[workload].scene(participants, iterations)
+    times = interleaved(engines(), scene, repetitions)
+    modes = [times.pop("opacus_hooks"), times.pop("opacus_ew")]
+    times["opacus"] = min(modes, key=median)
+    pairs = zip(times["ours_non_private"], times["noise_alone"], strict=True)
+    times["ours_non_private_and_noise"] = [plain + noise for plain, noise in pairs]
+    products = times.pop("products_alone")
+    if compiled_here():
+        needed = sum(work.kernel for work in multiplications(scene.model, scene.x[:100]))
+        share = needed * scene.plan.batch_size * participants * iterations / SIDE**3
+        noise = [p - q for p, q in zip(times["compiled_private"], times["compiled_noiseless"], strict=True)]
+        times["floor"] = [share * p + max(n, 0.0) for p, n in zip(products, noise, strict=True)]
+    return times
 
 
-def central_ms(dataset: str, repetitions: int) -> dict[str, list[float]]:
+def central_times(workload: str, repetitions: int) -> Times:
     """Return the process times in ms of a batch of one client that holds everything, noised once, by engine."""
     private = fed_cdp("batch", clip_norm=CLIP_NORM, noise_scale=NOISE_SCALE)
     both = {engine: fast(private, engine=engine) for engine in ("stacked", "compiled")}
-    return interleaved(both, CENTRALISED[dataset].scene(1, 2), repetitions)
+    return interleaved(both, CENTRAL[workload].scene(1, 2), repetitions)
 
 
 def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stacked") -> float:
@@ -130,34 +163,24 @@ def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stack
     return 1000 * (stamps[-1] - stamps[0]) / (rounds * 1000)
 
 
-def peak_share(workload: str, ms: float) -> float:
-    """Return the share of this machine's matrix-product peak that the private engine's own products reach.
+def thread_ms(workload: str, threads: int, rounds: int = 10) -> float:
+    """Return the same of the compiled engine in one process, whose threads train a share of the clients each."""
+    scenes = [WORKLOADS[workload].scene(100 // threads, 10, seed) for seed in range(threads)]
 
-    The peak is the best of products of 1,024 × 1,024 and of the library's convolution; counted are the forward pass and
-    the two products of the backward pass (one in the first layer).
-    """
-    work = WORKLOADS[workload]
-    model, x = work.build(), torch.rand(work.batch_size, *work.shape)
-    with FlopCounterMode(display=False) as counter:
-        cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long)).backward()
-    a, images, kernel = torch.rand(1024, 1024), torch.rand(10, 64, 28, 28), torch.rand(64, 64, 3, 3)
-    products: list[tuple[float, Callable[[], object]]] = [
-        (2 * 1024**3, lambda: a @ a),
-        (2 * 10 * 26 * 26 * 64 * 64 * 9, lambda: conv2d(images, kernel)),
-    ]
-    peak = 0.0
-    for count, product in products:
-        times = []
-        for _ in range(20):
-            started = time.process_time()
-            product()
-            times.append(time.process_time() - started)
-        peak = max(peak, count / median(times))
-    return counter.get_total_flops() / (peak * ms / 1000)
+    def trained(scene: Scene) -> None:
+        plan = replace(scene.plan, rounds=rounds)
+        simulate(scene.model, (scene.x, scene.y), scene.partition, plan, PRIVATE, engine="compiled")
+
+    with ThreadPoolExecutor(threads) as pool:
+        started = time.perf_counter()
+        list(pool.map(trained, scenes))
+        return 1000 * (time.perf_counter() - started) / (rounds * 1000)
 
 
+@cache
 def peak_mib(workload: str, engine: str, participants: int) -> float:
     """Return the peak memory of a fresh process that runs one round of two iterations, in MiB."""
+    engine = "opacus_hooks" if engine == "opacus" else engine  # both modes hold the same gradients
     command = [sys.executable, "-m", "tools.bench", "--peak", workload, engine, str(participants)]
     return float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
@@ -170,54 +193,99 @@ def _own_peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def ratios(ms: dict[str, float]) -> dict[str, float]:
-    """Return the ratios by which the engine is judged."""
-    best = min(ms[name] for name in ms if name.startswith("opacus"))
-    compiled = ms.get("compiled_private")
-    faster = {} if compiled is None else {
-        "naive / compiled private": ms["naive"] / compiled,
-        "best Opacus / compiled private": best / compiled,
-        "compiled private / plain non-private": compiled / ms["plain_non_private"],
-        "compiled private / compiled non-private": compiled / ms["compiled_non_private"],
-        "ours private / compiled private": ms["ours_private"] / compiled,
-    }  # fmt: skip
-    return faster | {
-        "naive / ours private": ms["naive"] / ms["ours_private"],
-        "best Opacus / ours private": best / ms["ours_private"],
-        "ours private / plain non-private": ms["ours_private"] / ms["plain_non_private"],
-        "ours private / ours non-private": ms["ours_private"] / ms["ours_non_private"],
-        "ours private / (ours non-private + noise)": ms["ours_private"] / (ms["ours_non_private"] + ms["noise_alone"]),
-    }
+def measure_engines(workload: str, record: Record) -> None:
+    """Measure every engine in one interleaved run, and its memory."""
+    times = engine_times(workload, record.repetitions)
+    record.ratios(workload, times)
+    if record.width != "native":
+        return  # ratios only: the engines' rows are those of this CPU
+    for name, values in times.items():
+        if name == "ours_non_private_and_noise":
+            continue
+        peak = f"{peak_mib(workload, name, 20):.0f}" if name in WEIGHED else "none"
+        record.engine(workload, name, 20, 1, median(values), peak)
+        say(f"  {workload} {name}: {median(values):.3f} ms, peak {peak} MiB")
 
 
-def bench(workloads: list[str], repetitions: int, path: Path) -> None:
-    """Measure, print the ratios, and write one row an engine, as soon as its workload is done."""
-    for workload in workloads:
-        rows = other_rows(path, "workload", [workload])
-        ms = measured_ms(workload, 20, 10, repetitions)
-        ms["opacus"] = min(ms["opacus_hooks"], ms["opacus_ew"])
-        for name, value in ms.items():
-            if not name.startswith("opacus_"):
-                engine = min(("opacus_hooks", "opacus_ew"), key=ms.__getitem__) if name == "opacus" else name
-                rows.append(_row(workload, name, 20, 1, value, peak_mib(workload, engine, 20)))
+def measure_memory(workload: str, record: Record) -> None:
+    """Measure the peak memory and the time with a thousand clients in a round, and set it beside that with twenty."""
+    for name in ("ours_private", *(["compiled_private"] if compiled_here() else [])):
         scene = WORKLOADS[workload].scene(1000, 2)
         started = time.process_time()
-        ENGINES["ours_private"](scene)
+        engines()[name](scene)
         value = 1000 * (time.process_time() - started) / 2000
-        rows.append(_row(workload, "ours_private", 1000, 1, value, peak_mib(workload, "ours_private", 1000)))
-        walls = [(worker_ms(workload, 1), worker_ms(workload, 2)) for _ in range(repetitions)]
-        memory = peak_mib(workload, "ours_private", 100)
-        for workers, wall in zip((1, 2), zip(*walls, strict=True), strict=True):
-            rows.append(_row(workload, "ours_private", 100, workers, median(wall), memory))
-        write_table(path, pd.DataFrame(rows, columns=COLUMNS))
-        say(f"{workload}: " + ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items()))
-        for name, value in ratios(ms).items():
-            say(f"  {name}: {value:.2f}")
-        say(f"  1 worker / 2 workers, wall, median of pairs: {median(a / b for a, b in walls):.2f}")
-        say(f"  share of the matrix-product peak: {peak_share(workload, ms['ours_private']):.2f}")
-        if "compiled_private" in ms:
-            pairs = [[worker_ms(workload, n, engine="compiled") for n in (1, 2)] for _ in range(repetitions)]
-            say(f"  compiled: 1 worker / 2 workers, wall, median of pairs: {median(a / b for a, b in pairs):.2f}")
+        peak, small = (peak_mib(workload, name, participants) for participants in (1000, 20))
+        record.engine(workload, name, 1000, 1, value, f"{peak:.0f}")
+        kind = "compiled" if name == "compiled_private" else "stacked"
+        record.ratio(workload, f"{kind}, memory at 1,000 / 20 clients", (peak / small, 0.0))
+
+
+def measure_workers(workload: str, record: Record) -> None:
+    """Measure one and two processes of both engines, and one and two threads of the compiled one."""
+    runs: dict[str, Callable[[], float]] = {f"stacked {n}": _workers(workload, n, "stacked", 3) for n in (1, 2)}
+    if compiled_here():
+        runs |= {f"compiled {n}": _workers(workload, n, "compiled", 10) for n in (1, 2)}
+        runs |= {f"threads {n}": lambda n=n: thread_ms(workload, n) for n in (1, 2)}  # type: ignore[misc]
+        thread_ms(workload, 1, 1)  # the kernel is read from the disk
+    walls: Times = {name: [] for name in runs}
+    for _ in range(record.repetitions):
+        for name, run in runs.items():
+            walls[name].append(run())
+    for kind, engine in (("stacked", "ours_private"), ("compiled", "compiled_private")):
+        if f"{kind} 1" in walls:
+            peak = f"{peak_mib(workload, engine, 100):.0f}"
+            for n in (1, 2):
+                record.engine(workload, engine, 100, n, median(walls[f"{kind} {n}"]), peak)
+            record.ratio(workload, f"{kind}, 1 / 2 workers", ratio(walls, f"{kind} 1", f"{kind} 2"))
+    if "threads 1" in walls:
+        record.ratio(workload, "compiled, 1 / 2 threads", ratio(walls, "threads 1", "threads 2"))
+
+
+def _workers(workload: str, workers: int, engine: str, rounds: int) -> Callable[[], float]:
+    return lambda: worker_ms(workload, workers, rounds, engine)
+
+
+def measure_central(workload: str, record: Record) -> None:
+    """Measure large batches at one client, with the stacked and the compiled engine."""
+    if workload in CENTRAL and compiled_here():
+        times = central_times(workload, record.repetitions)
+        record.ratio(workload, "centralised, stacked / compiled", ratio(times, "stacked", "compiled"))
+
+
+def measure_narrow(workload: str, record: Record) -> None:
+    """Measure the engines again in a fresh process whose vectors have the width of AVX2."""
+    if compiled_here() and record.width == "native":
+        command = [sys.executable, "-m", "tools.bench", workload, "--parts", "engines", "--width",
+                   "8", "--repetitions", str(record.repetitions), "--out", str(record.path)]  # fmt: skip
+        subprocess.run(command, check=True)
+
+
+PARTS: dict[str, Callable[[str, Record], None]] = {
+    "engines": measure_engines,
+    "central": measure_central,
+    "memory": measure_memory,
+    "workers": measure_workers,
+    "narrow": measure_narrow,
+}
+
+
+def bench(
+    workloads: Sequence[str], repetitions: int, path: Path, parts: Sequence[str] = tuple(PARTS), width: str = "native"
+) -> None:
+    """Measure parts of the bench for some workloads; each row and ratio is written as soon as it is measured."""
+    record = Record(path, repetitions, width)
+    for part in parts:
+        for workload in workloads:
+            started = time.perf_counter()
+            PARTS[part](workload, record)
+            say(f"{part} of {workload}, vectors {width}: {time.perf_counter() - started:.0f} s")
+
+
+def _narrow(width: str) -> None:
+    """Let the compiled engine use vectors of another width; to be called before it is first used."""
+    from fl_privacy_lib.federated.compiled import target
+
+    target.WIDTH = int(width)
 
 
 def accounting_seconds(distinct: int = 10_000) -> float:
@@ -228,34 +296,27 @@ def accounting_seconds(distinct: int = 10_000) -> float:
     return time.process_time() - started
 
 
-def _row(workload: str, engine: str, participants: int, workers: int, ms: float, peak: float) -> dict[Any, Any]:
-    return {
-        "workload": workload, "engine": engine, "participants": participants, "workers": workers,
-        "ms_per_client_iteration": f"{ms:.4f}", "peak_mib": f"{peak:.0f}", "version": fl_privacy_lib.__version__,
-        "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
-
-
 def main() -> None:
     """Run the bench from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}; none: all")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--out", type=Path, default=MEASURED / "performance.csv")
+    parser.add_argument("--width", choices=("native", "4", "8", "16"), default="native", help="of the vectors")
     parser.add_argument("--peak", nargs=3, metavar=("WORKLOAD", "ENGINE", "PARTICIPANTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.width != "native":
+        _narrow(options.width)
     if options.peak:
         workload, engine, participants = options.peak
         engines()[engine](WORKLOADS[workload].scene(int(participants), 2))
         print(_own_peak_mib())
         return
-    bench(options.workloads, options.repetitions, options.out)
-    if find_spec("numba"):
-        for dataset in ("mnist", "cifar10"):
-            value = ratio(central_ms(dataset, options.repetitions), "stacked", "compiled")[0]
-            say(f"centralised {dataset}: stacked / compiled {value:.2f}")
-    say(f"accounting: 10,000 distinct σ in {accounting_seconds():.2f} s")
+    bench(options.workloads, options.repetitions, options.out, options.parts, options.width)
+    if options.width == "native":
+        say(f"accounting: 10,000 distinct σ in {accounting_seconds():.2f} s")
 
 
 if __name__ == "__main__":

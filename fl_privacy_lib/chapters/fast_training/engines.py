@@ -6,8 +6,9 @@ engines interleaved in one run. The examples are random numbers: no time here de
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from statistics import mean, median, pstdev
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_privacy_lib.data import Partition, iid
-from fl_privacy_lib.defenses import Defense, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import Defense, fed_alpha_cdp, fed_cdp, fed_cdp_decay, fed_sdp, non_private
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import Parameters, init_glorot, mlp, training_cnn
 from fl_privacy_lib.sampling import Plan
@@ -248,7 +249,7 @@ class Cost:
     table: str
     dataset: str
     method: str
-    engine: str  # 'as_written' or 'stacked'
+    engine: str  # 'as_written', 'stacked' or 'compiled'
     batch_size: int
     participants: int
     local_iterations: int
@@ -257,6 +258,7 @@ class Cost:
 
 BASE = {"fed_cdp/table_3": "fed_cdp", "fed_alpha_cdp/table_9": "fed_cdp", "dynamic_parameters/table_10": "dp_baseline"}
 """Table → the method whose cost the paper compares its own with."""
+PLAIN = "as_written:non_private"
 SCHEDULED = 0.75 * CLIP_NORM  # a bound that has decayed: the value changes no time
 WRITTEN: dict[str, dict[str, Written]] = {
     "fed_cdp/table_3": {
@@ -288,24 +290,59 @@ STACKED: dict[str, dict[str, Defense]] = {
 }
 
 
+COMPILED: dict[str, dict[str, Defense]] = {
+    "fed_cdp/table_3": STACKED["fed_cdp/table_3"] | {"fed_cdp_decay": fed_cdp_decay()},
+    "fed_alpha_cdp/table_9": STACKED["fed_alpha_cdp/table_9"] | {
+        "fed_alpha_cdp": fed_alpha_cdp(), "fed_alpha_cdp_sigma": fed_alpha_cdp(noise_scale=15.0),
+    },
+    "dynamic_parameters/table_10": STACKED["dynamic_parameters/table_10"] | {
+        "dp_dyns_cdecay": fed_cdp_decay("batch"), "dp_dyns_l2max": fed_alpha_cdp("batch"),
+    },
+}  # fmt: skip
+"""The compiled engine takes the rules that follow norms, too."""
+
+
+def compiled_here() -> bool:
+    """Return whether the compiled engine can run: numba is installed."""
+    return find_spec("numba") is not None
+
+
+def engines_of(table: str, kinds: Sequence[str]) -> dict[str, Engine]:
+    """Return a table's engines, 'kind:method' → the round."""
+    made: dict[str, dict[str, Engine]] = {
+        "as_written": dict(WRITTEN[table]),
+        "stacked": {name: fast(defense) for name, defense in STACKED[table].items()},
+        "compiled": {name: fast(defense, engine="compiled") for name, defense in COMPILED[table].items()},
+    }
+    return {f"{kind}:{name}": run for kind in kinds for name, run in made[kind].items()}
+
+
 def datasets_of(table: str) -> dict[str, Workload]:
     """Return the data sets of a table with their workloads."""
     return CENTRALISED if table == "dynamic_parameters/table_10" else FEDERATED
 
 
-def measure(table: str, dataset: str, repetitions: int) -> Iterable[tuple[Cost, dict[str, dict[str, Any]]]]:
-    """Yield every cell of a table's data set with its time and its ratios, all engines interleaved."""
+def measure(
+    table: str, dataset: str, repetitions: int, kinds: Sequence[str]
+) -> Iterable[tuple[Cost, dict[str, dict[str, Any]]]]:
+    """Yield the cells of a table's data set with their times and ratios, all engines interleaved.
+
+    Parameters
+    ----------
+    kinds : of engines; the plain loop as written runs beside them in any case, but is a cell only of its own kind
+    """
     work = datasets_of(table)[dataset]
     participants, iterations = (1, 2) if datasets_of(table) is CENTRALISED else (5, 10)
-    engines: dict[str, Engine] = {f"as_written:{name}": run for name, run in WRITTEN[table].items()}
-    engines |= {f"stacked:{name}": fast(defense) for name, defense in STACKED[table].items()}
+    engines = {PLAIN: WRITTEN[table]["non_private"]} | engines_of(table, kinds)
     times = interleaved(engines, work.scene(participants, iterations), repetitions)
     for name, values in times.items():
         engine, _, method = name.partition(":")
+        if engine not in kinds:
+            continue
         metrics = {
             "milliseconds_per_iteration": (mean(values), pstdev(values)),
             "ratio_to_non_private": ratio(times, name, f"{engine}:non_private"),
-            "ratio_to_plain_loop": ratio(times, name, "as_written:non_private"),
+            "ratio_to_plain_loop": ratio(times, name, PLAIN),
             f"ratio_to_{BASE[table]}": ratio(times, name, f"{engine}:{BASE[table]}"),
         }
         cost = Cost(table, dataset, method, engine, work.batch_size, participants, iterations, repetitions)

@@ -34,18 +34,22 @@ def record(settings: FastTraining, only: str | None = None, folder: Path = MEASU
             continue
         record = MeasuredTable(folder / f"{table}.csv", [*KEYS, "metric"])
         for dataset in chapter.datasets_of(table):
-            own = {"dataset": dataset, "repetitions": settings.repetitions}
-            known = record.rows_of(own).drop_duplicates(["engine", "method"])
-            if len(known) == len(chapter.WRITTEN[table]) + len(chapter.STACKED[table]):
+            rows = record.rows_of({"dataset": dataset, "repetitions": settings.repetitions})
+            recorded = {f"{row['engine']}:{row['method']}" for _, row in rows.iterrows()}
+            kinds = [kind for kind in _kinds() if not chapter.engines_of(table, [kind]).keys() <= recorded]
+            if not kinds:
                 say(f"{table} {dataset}: recorded already")
                 continue
             started = time.perf_counter()
-            cells = list(chapter.measure(table, dataset, settings.repetitions))
+            cells = list(chapter.measure(table, dataset, settings.repetitions, kinds))
             seconds = (time.perf_counter() - started) / len(cells)
-            for cost, metrics in cells:  # all cells of a data set belong to one interleaved run
-                values = asdict(cost)
-                point = {k: values[k] for k in KEYS}
-                if record.rows_of(point).empty:
-                    record.add(point, metrics, seeds=1, profile=settings.profile,
+            for cost, metrics in cells:  # one interleaved run, beside the same plain loop as written
+                if f"{cost.engine}:{cost.method}" not in recorded:
+                    values = asdict(cost)
+                    record.add({k: values[k] for k in KEYS}, metrics, seeds=1, profile=settings.profile,
                                device=device_name(torch.device("cpu")), seconds=seconds)  # fmt: skip
-            say(f"{table} {dataset}: {len(cells)} cells in {seconds * len(cells):.0f} s")
+            say(f"{table} {dataset}: {len(cells)} cells of {', '.join(kinds)} in {seconds * len(cells):.0f} s")
+
+
+def _kinds() -> list[str]:
+    return ["as_written", "stacked", *(["compiled"] if chapter.compiled_here() else [])]

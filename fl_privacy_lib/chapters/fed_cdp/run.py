@@ -56,7 +56,8 @@ def _words(point: Any, result: Result) -> str:
     if isinstance(point, Utility):
         return f"{what}: bound and noise at round {point.at_round}"
     state = ", diverged" if result["diverged"].any() else ""
-    return f"{what} η={arm.local_lr:g}: accuracy {float(result['accuracy'].mean()):.3f}{state}"
+    engines = "/".join(sorted({str(name) for name in result["engine"]} - {""}))
+    return f"{what} η={arm.local_lr:g}: accuracy {float(result['accuracy'].mean()):.3f}{state}, {engines} engine"
 
 
 def record(settings: FedCdp, only: str | None = None, folder: Path = MEASURED) -> None:

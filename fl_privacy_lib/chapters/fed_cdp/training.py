@@ -34,6 +34,7 @@ from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import Then
 from fl_privacy_lib.defenses.stage import Transformation
 from fl_privacy_lib.federated import accuracy, simulate
+from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.experiments.setups import SETUPS
@@ -53,7 +54,9 @@ CHECKS = 20  # times that a training is looked at
 LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
 
 
-RECORDED_ENGINES = ("stacked", "generic")  # in this order; what the rows so far were trained with
+ENGINE = "auto"
+"""What trains, here and in `utility`, live and recorded. It is in no row's key: engines agree but for their draws of
+noise, so rows of an earlier one stay valid (``tools/engine_agreement.py``)."""
 
 @dataclass(frozen=True)
 class Training:
@@ -238,6 +241,7 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     Returns
     -------
     accuracy, test_accuracy (NaN without test data), rounds_run, diverged, growth (of the weights' norm): [seeds]
+    engine : [seeds], the one that was taken; '' where the weights did not stay finite
     curve : [seeds, looks], NaN where a training had stopped
     weights : [P] of the first seed
     norms : [T, L, M] of the first seed where the point is watched
@@ -251,10 +255,19 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     return {name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first} | first
 
 
+def score(model: nn.Module, weights: Gradient, examples: tuple[torch.Tensor, torch.Tensor], engine: str) -> float:
+    """Return the accuracy, through the compiled engine where it has trained: whole data sets take as long as rounds."""
+    form = compiled_form(model, examples) if engine == "compiled" else ""
+    if isinstance(form, str):
+        return accuracy(model, weights, examples)
+    return compiled_hits(form, weights, examples) / len(examples[1])
+
+
 def train(
-    point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = RECORDED_ENGINES
+    point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = ENGINE
 ) -> dict[str, Any]:
     """Train one seed and return what `measure` collects."""
+    taken = ""
     start, plan, defense = scene(point, seed, device), point.plan(seed), point.defense
     norms = NormWatch()
     if point.watched:
@@ -267,22 +280,23 @@ def train(
     with suppress(NotFinite):
         if checkpoint.exists() and not point.watched:
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
-        simulate(
+        taken = simulate(
             start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
             on_round=partial(end_if_not_finite, checkpoint), engine=engine, checkpoint=checkpoint,
             resume=not point.watched,
-        )  # fmt: skip
+        ).engine  # fmt: skip
     last, history = kept(checkpoint)
     weights = {name: w.to(device) for name, w in last.items()}
     curve = {t: value for t, value in history.items() if value is not None}
     growth = norm_of(weights) / first_norm
     looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     found = {
-        "accuracy": accuracy(start.model, weights, start.evaluation),
-        "test_accuracy": accuracy(start.model, weights, start.test) if len(start.test[1]) else math.nan,
+        "accuracy": score(start.model, weights, start.evaluation, taken),
+        "test_accuracy": score(start.model, weights, start.test, taken) if len(start.test[1]) else math.nan,
         "rounds_run": max(curve) + 1,
         "diverged": float(lost(curve, constant, growth)),
         "growth": growth,
+        "engine": taken,
         "curve": [curve.get(t, math.nan) for t in looks],
         "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
     }

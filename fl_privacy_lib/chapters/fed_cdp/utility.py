@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fl_privacy_lib.accounting.accountants import spend
-from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, Scene, Training, norm_of, scene
+from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, ENGINE, Scene, Training, norm_of, scene
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
@@ -83,7 +83,7 @@ def warm(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Par
     if not rounds:
         return start, parameters_of(start.model)
     plan = point.plan(point.seed, rounds)
-    run = simulate(start.model, start.train, start.partition, plan, non_private(), engine=("stacked", "generic"))
+    run = simulate(start.model, start.train, start.partition, plan, non_private(), engine=ENGINE)
     return start, run.weights
 
 
@@ -106,7 +106,7 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
     try:
         model.load_state_dict(weights)
         plan = arm.plan(arm.seed + 1, 1)  # clients and batches of its own
-        runs = [simulate(model, start.train, start.partition, plan, d, engine=("stacked", "generic")).weights
+        runs = [simulate(model, start.train, start.partition, plan, d, engine=ENGINE).weights
                 for d in (arm.defense.noiseless(), arm.defense)]  # fmt: skip
     finally:
         model.load_state_dict(before)

@@ -112,7 +112,7 @@ def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
     train = (torch.as_tensor(data.train_x[used]).to(device), torch.as_tensor(data.train_y[used]).to(device))
     if cell.at_round:
         plan = Plan(cell.victims, cell.victims, cell.at_round, 20, 5, local_lr=0.05, seed=seed)
-        trained = simulate(model, train, few, plan, non_private(), engine=("stacked", "generic")).weights
+        trained = simulate(model, train, few, plan, non_private(), engine="auto").weights
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(trained[name])

@@ -20,7 +20,7 @@ COUNT = 32 * 62_500  # two million
 
 def stream(client, count=COUNT, round=0, seed=7):
     state, out = noise.seeded(seed, round, client), np.zeros(count, np.float32)
-    noise.draw(state.ctypes.data, out.ctypes.data, count)
+    noise.add_normals(state, np.float32(1), out, 0, count)
     return out
 
 
@@ -62,7 +62,7 @@ def test_the_integers_are_xoshiro_s():
     """The kernel's state after two steps in each lane, against the published algorithm on Python's integers."""
     state = noise.seeded(1, 2, 3)
     expected, out = [[int(w) for w in row] for row in state.T], np.zeros(32, np.float32)
-    noise.draw(state.ctypes.data, out.ctypes.data, 32)
+    noise.add_normals(state, np.float32(1), out, 0, 32)
     for s in expected:
         for _ in range(2):
             t = s[1] << 9 & 0xFFFFFFFF
@@ -86,7 +86,7 @@ def test_the_normals_are_box_muller_s():
     c = c ^ ((state[1].astype(np.uint64) << t) & 0xFFFFFFFF)
     d = ((d << np.uint64(11)) | (d >> np.uint64(21))) & 0xFFFFFFFF
     v = (a + d) & 0xFFFFFFFF
-    noise.draw(state.ctypes.data, out.ctypes.data, 32)
+    noise.add_normals(state, np.float32(1), out, 0, 32)
     r = np.sqrt(-2 * np.log(((u >> np.uint64(1)) + 1) / 2**31))
     angle = ((v << np.uint64(2)) & 0xFFFFFFFF).astype(np.uint32).astype(np.int32) * (np.pi / 4 / 2**31)
     cosine = np.cos(angle) * np.where(v >> np.uint64(31), -1, 1)

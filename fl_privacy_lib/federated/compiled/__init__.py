@@ -4,29 +4,28 @@ One client at a time, so that its weights, activations and gradients stay in a c
 local iterations in one call, without Python between them; no work on what ReLU and the maximum have set to zero. The
 gradients are exact up to rounding, and the noise is drawn where it is added.
 
-`vectors` has the operations, `noise` the generator, `convolutions`, `cnn` and `mlp` the kernels, `steps` what both
-share. `network` recognises the models, `form` translates a defence, `participation` calls the kernel. numba is imported
-and the kernels are compiled when a simulation first uses them.
+`vectors` has the operations, `noise` the generator, `convolutions` the CNN's layers, `kernel` the dense ones and the
+iterations. `network` recognises the models and lays out the memory, `form` translates a defence,
+`participation` calls the kernel. numba is imported and the kernel compiled when a simulation first uses it.
 """
 
 from importlib.util import find_spec
 
-import torch
 from torch import nn
 
 from fl_privacy_lib.defenses.route import Defense
-from fl_privacy_lib.federated.compiled import form
+from fl_privacy_lib.federated.compiled.form import takes
 from fl_privacy_lib.federated.compiled.network import Network, network_of
-from fl_privacy_lib.federated.compiled.participation import hits
+from fl_privacy_lib.federated.compiled.participation import hits as compiled_hits
+from fl_privacy_lib.federated.participation import Examples
 
-Examples = tuple[torch.Tensor, torch.Tensor]
-compiled_hits = hits
+__all__ = ["compiled_form", "compiled_hits"]
 
 
 def compiled_form(model: nn.Module, train: Examples, defense: Defense | None = None) -> Network | str:
     """Return the model in a kernel's form, or what the engine does not know."""
     if find_spec("numba") is None:
         return "numba is not installed (the extra 'fast')"
-    if defense is not None and not form.takes(defense):
+    if defense is not None and not takes(defense):
         return f"the defence {defense.name!r} has a local rule"
     return network_of(model, train) or "the model or its examples have a form"

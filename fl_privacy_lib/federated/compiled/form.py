@@ -1,6 +1,7 @@
 """A defence's local stages as the plain numbers that a kernel takes: the only place here that knows the stages."""
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 
@@ -11,14 +12,12 @@ from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.stacked_participation import local_noise
 
-CLIPS = (Clip, DecayingClip, type(None))
-
 
 def takes(defense: Defense) -> bool:
     """Return whether a defence's local iterations are numbers, or rules from norms to numbers."""
     rule, late = defense.per_example, defense.per_batch
     clip = rule.clip if isinstance(rule, PerExample) else None
-    known = type(rule) in (PerExample, AdaptiveClip, type(None)) and type(clip) in CLIPS
+    known = type(rule) in (PerExample, AdaptiveClip, type(None)) and type(clip) in (Clip, DecayingClip, type(None))
     return known and defense.begin_client is None and type(late) in (BatchNoise, AdaptiveNoise, type(None))
 
 
@@ -29,7 +28,7 @@ class Form:
     Attributes
     ----------
     scope : {'layer', 'all', None}, what the bound is compared with; None: nothing is clipped
-    bound : C of this round
+    bound : C of this round; ∞ where nothing is clipped
     std : standard deviation per coordinate of the noise on a batch's mean, but for what a rule adds
     asks : whether a rule has to see the norms of each batch, see `answer`
     """
@@ -39,6 +38,17 @@ class Form:
     bound: float
     std: float
     asks: bool
+
+    @classmethod
+    def of(cls, defense: Defense, batch_size: int, round: int) -> "Form":
+        """Return the numbers of a defence that `takes` has accepted."""
+        rule, late = defense.per_example, defense.per_batch
+        if isinstance(rule, AdaptiveClip):  # no number is known before the norms are
+            std = local_noise(Defense("late", per_batch=late), batch_size, round)
+            return cls(defense, "layer", 0.0, std, True)
+        clip, std = rule.clip if rule else None, local_noise(defense, batch_size, round)
+        scope, bound = (clip.scope, clip.bound(round)) if clip else (None, inf)
+        return cls(defense, scope, bound, std, isinstance(late, AdaptiveNoise))
 
     def answer(self, norms: Gradient, ctx: ClientContext) -> tuple[Gradient, Gradient]:
         """Return a batch's factors [1, B] and the noise's standard deviations [1], tensor by tensor.
@@ -50,35 +60,14 @@ class Form:
         rule, late, size = self.defense.per_example, self.defense.per_batch, ctx.batch_size
         factors = {name: torch.ones_like(n) for name, n in norms.items()}
         variances = {name: torch.full((1,), self.std**2) for name in norms}
-        stages: list[tuple[AdaptiveClip | AdaptiveNoise, float]] = []
         if isinstance(rule, AdaptiveClip):
             factors = rule.rule.factors(norms, ctx)
             rule.rule.tell(norms, ctx, size)
-            stages.append((rule, rule.noise_scale))
         elif rule is not None and rule.clip is not None:
             factors = rule.clip.factors(norms, ctx.round)
-        if isinstance(late, AdaptiveNoise):
-            stages.append((late, late.noise_scale))
-        for stage, scale in stages:
-            if scale:
-                unit = mean_std(scale, 1.0, size, stage.divide_by)
+        for stage in (rule, late):
+            if isinstance(stage, (AdaptiveClip, AdaptiveNoise)) and stage.noise_scale:
+                unit = mean_std(stage.noise_scale, 1.0, size, stage.divide_by)
                 for name, level in stage.rule.levels(norms, ctx).items():
                     variances[name] = variances[name] + (unit * level) ** 2
         return factors, {name: v.sqrt() for name, v in variances.items()}
-
-
-def form_of(defense: Defense, batch_size: int, round: int) -> Form:
-    """Return the numbers of a defence that `takes` has accepted."""
-    rule, late = defense.per_example, defense.per_batch
-    asks = isinstance(rule, AdaptiveClip) or isinstance(late, AdaptiveNoise)
-    if isinstance(rule, AdaptiveClip):  # no number is known before the norms are
-        return Form(defense, "layer", 0.0, _fixed(defense, batch_size, round), asks)
-    clip = rule.clip if rule else None
-    scope = clip.scope if clip else None
-    bound = clip.bound(round) if clip else 0.0
-    return Form(defense, scope, bound, local_noise(defense, batch_size, round), asks)
-
-
-def _fixed(defense: Defense, batch_size: int, round: int) -> float:
-    """Return the noise of a stage per_batch that follows no norm."""
-    return local_noise(Defense("late", per_batch=defense.per_batch), batch_size, round)

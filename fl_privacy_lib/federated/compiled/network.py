@@ -1,54 +1,86 @@
-"""The models that have a kernel: how one is recognised, and where its weights lie in the kernel's memory."""
+"""The models that have a kernel: how one is recognised, and what the kernel reads and writes for it."""
 
+from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
-from types import ModuleType
+from itertools import accumulate
+from math import prod
 
 import numpy as np
 import torch
 from torch import nn
 
 from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.models import Parameters
+from fl_privacy_lib.federated.participation import Examples
+from fl_privacy_lib.models import Parameters, mlp, training_cnn
 
-IMAGE_LAYERS = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)
+FIRST, SECOND, HALF = 32, 64, 16  # channels of the convolutions; the second's weights lie in halves of 16 inputs
+SLICE = 6  # examples that go together: their gradients of the second weights fill half of a 1 MiB L2 cache
+ROWS = 6  # tiles that go through the second convolution together
+CONTENTS = {"_parameters", "_modules", "training"}  # of a module: what says nothing of how it computes
 
 
 @dataclass(frozen=True)
 class Network:
-    """A model in a kernel's form.
+    """A model in the kernel's form: dense layers, after two convolutions where `side` is not 0.
 
     Attributes
     ----------
     names : of the parameters, in the model's order
     shapes : theirs
+    side : of the images, in pixels
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    side: int = 0
 
     @property
-    def classes(self) -> int:
-        """Number of logits."""
-        return self.shapes[-1][0]
+    def windows(self) -> int:
+        """T², the number of windows that are pooled last."""
+        return (((self.side - 2) // 2 - 2) // 2) ** 2 if self.side else 0
+
+    @property
+    def size(self) -> int:
+        """S, the windows that the first convolution pools, a side."""
+        return 2 * int(self.windows**0.5) + 2 if self.side else 0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Features, the hidden layers, classes."""
+        dense = self.shapes[2:] if self.side else self.shapes
+        return (dense[0][1], *(shape[0] for shape in dense))
+
+    @property
+    def form(self) -> tuple[int, int, int, int]:
+        """Channels, side, S and the number of dense layers, as the kernel takes them."""
+        return (self.shapes[0][1] if self.side else 0, self.side, self.size, len(self.widths) - 1)
 
     @cached_property
     def begins(self) -> tuple[int, ...]:
         """Where each tensor begins in a memory of P floats, and P; each is padded to a multiple of 32."""
-        return (0, *accumulate(-(-size // 32) * 32 for size in self.room()))
+        return (0, *accumulate(-(-prod(self._layout(s)) // 32) * 32 for s in self.shapes))
 
-    def room(self) -> list[int]:
-        """Return how many floats each tensor takes."""
-        raise NotImplementedError
-
-    def views(self, memory: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return each parameter's part of the memory as a view of a shape that `Tensor.view` gives the parameter."""
-        raise NotImplementedError
+    def _layout(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape in memory of a parameter: a convolution's with 32 outputs, with 64, or a dense layer's."""
+        if len(shape) == 2:
+            return (shape[0], -(-shape[1] // 16) * 16)
+        return (shape[1], 3, 3, FIRST) if shape[0] == FIRST else (2, SECOND, 3, 3, HALF)
 
     def _views(self, flat: np.ndarray) -> list[torch.Tensor]:
-        memory = torch.from_numpy(flat)
-        return self.views([memory[a : a + n] for a, n in zip(self.begins, self.room(), strict=False)])
+        """Return each parameter's part of a memory as a view of a shape that `Tensor.view` gives the parameter."""
+        views = []
+        for begin, shape in zip(self.begins, self.shapes, strict=False):
+            layout = self._layout(shape)
+            part = torch.from_numpy(flat[begin : begin + prod(layout)]).view(layout)
+            if len(shape) == 4:
+                part = part.permute(3, 0, 1, 2) if shape[0] == FIRST else part.permute(1, 0, 4, 2, 3)
+            elif self.side:
+                part = part.view(-1, self.windows, SECOND).transpose(1, 2)
+            else:
+                part = part[:, : shape[1]]
+            views.append(part)
+        return views
 
     def pack(self, weights: Parameters, flat: np.ndarray) -> None:
         """Write weights into a memory [P] of zeros."""
@@ -57,64 +89,12 @@ class Network:
 
     def unpack(self, flat: np.ndarray) -> Gradient:
         """Return copies of what lies in a memory [P], tensors [1, *parameter shape]."""
-        update = {name: torch.empty(1, *shape) for name, shape in zip(self.names, self.shapes, strict=True)}
-        for u, view in zip(update.values(), self._views(flat), strict=True):
-            u.view(view.shape).copy_(view)
-        return update
+        parts = zip(self.names, self.shapes, self._views(flat), strict=True)
+        return {name: view.clone(memory_format=torch.contiguous_format).view(1, *shape) for name, shape, view in parts}
 
 
-@dataclass(frozen=True)
-class Cnn(Network):
-    """The papers' CNN; the layouts are explained in `convolutions` and `cnn`."""
-
-    side: int = 0
-
-    @property
-    def windows(self) -> int:
-        """T², the number of windows that are pooled last."""
-        return (((self.side - 2) // 2 - 2) // 2) ** 2
-
-    def room(self) -> list[int]:
-        """Return how many floats each tensor takes."""
-        return [9 * 32 * self.shapes[0][1], 9 * 32 * 64, self.classes * self.windows * 64]
-
-    def views(self, memory: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the parameters' views, [32, C, 3, 3], [64, 2, 16, 3, 3] and [classes, 64, T²]."""
-        first, second, dense = memory
-        return [
-            first.view(-1, 3, 3, 32).permute(3, 0, 1, 2),
-            second.view(2, 64, 3, 3, 16).permute(1, 0, 4, 2, 3),
-            dense.view(self.classes, self.windows, 64).permute(0, 2, 1),
-        ]
-
-
-@dataclass(frozen=True)
-class Mlp(Network):
-    """The papers' multilayer perceptron, with any number of layers of any width."""
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Features, the hidden layers, classes."""
-        return (self.shapes[0][1], *(out for out, _ in self.shapes))
-
-    def room(self) -> list[int]:
-        """Return how many floats each tensor takes, its rows padded to a multiple of 16."""
-        return [before * (-(-out // 16) * 16) for before, out in pairwise(self.widths)]
-
-    def views(self, memory: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the parameters' views, [outputs, inputs]."""
-        return [part.view(before, -1)[:, :out].T for part, (out, before) in zip(memory, self.shapes, strict=True)]
-
-
-def kernel_of(network: Network) -> ModuleType:
-    """Return the module with a network's kernel; the first call in a process imports numba."""
-    from fl_privacy_lib.federated.compiled import cnn, mlp
-
-    return cnn if isinstance(network, Cnn) else mlp
-
-
-def network_of(model: nn.Module, train: tuple[torch.Tensor, torch.Tensor]) -> Network | None:
-    """Return the model in a kernel's form, or None where it, or the examples, have another one.
+def network_of(model: nn.Module, train: Examples) -> Network | None:
+    """Return the model in the kernel's form, or None where it, or the examples, have another one.
 
     Examples
     --------
@@ -127,63 +107,93 @@ def network_of(model: nn.Module, train: tuple[torch.Tensor, torch.Tensor]) -> Ne
     True
     """
     x, y = train
-    layers = list(model.children())
-    if type(model) is not nn.Sequential or not all(map(_plain, [model, *layers])) or len(set(layers)) < len(layers):
-        return None
     parameters = dict(model.named_parameters())
-    usual = all(p.dtype == torch.float32 and p.requires_grad and not p._backward_hooks for p in parameters.values())
-    form = tuple(parameters), tuple(tuple(p.shape) for p in parameters.values())
-    if not usual or len(parameters) != len([m for m in layers if list(m.parameters())]) or not _readable(x, y):
+    if not parameters or not _readable(x, y):
         return None
-    network = _cnn(layers, x, form) or _mlp(layers, x, form)
-    return network if network and (len(y) == 0 or int(y.max()) < network.classes) else None
-
-
-def _plain(module: nn.Module) -> bool:
-    """Return whether a module does what its class says: no hooks, no forward of its own."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not hooks and "forward" not in vars(module)
+    shapes = tuple(tuple(p.shape) for p in parameters.values())
+    image = len(shapes[0]) == 4 and x.dim() == 4 and x.shape[2] == x.shape[3] >= 10
+    if not image and not all(len(shape) == 2 for shape in shapes):
+        return None
+    classes, hidden = shapes[-1][0], tuple(shape[0] for shape in shapes[:-1])
+    with torch.device("meta"):  # no memory, and no draw from torch's generator
+        shape = x.shape[1:]
+        twin = training_cnn((shape[0], *shape[1:]), classes) if image else mlp(prod(shape), classes, hidden)
+    if not _same(model, twin) or (len(y) and int(y.max()) >= classes):
+        return None
+    return Network(tuple(parameters), shapes, x.shape[3] if image else 0)
 
 
 def _readable(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return whether a kernel may read the examples where they lie."""
+    """Return whether the kernel may read the examples where they lie."""
     placed = x.dtype == torch.float32 and y.dtype == torch.int64 and x.device.type == y.device.type == "cpu"
-    whole = x.is_contiguous() and y.is_contiguous() and y.shape == x.shape[:1]
+    whole = x.is_contiguous() and y.is_contiguous() and y.shape == x.shape[:1] and x.dim() > 1
     return placed and whole and (len(y) == 0 or int(y.min()) >= 0)
 
 
-def _cnn(layers: list[nn.Module], x: torch.Tensor, form: tuple) -> Cnn | None:
-    """Return the CNN that the layers are, if they are one."""
-    if tuple(map(type, layers)) != IMAGE_LAYERS or x.dim() != 4 or x.shape[2] != x.shape[3] or x.shape[3] < 10:
-        return None
-    network = Cnn(form[0], form[1], x.shape[3])
-    channels = x.shape[1]
-    expected = ((32, channels, 3, 3), (64, 32, 3, 3), (form[1][-1][0], 64 * network.windows))
-    convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
-    pools = [layer for layer in layers if isinstance(layer, nn.MaxPool2d)]
-    same = all((c.stride, c.padding, c.dilation, c.groups) == ((1, 1), (0, 0), (1, 1), 1) for c in convolutions)
-    halved = all(_pair(p.kernel_size) == _pair(p.stride) == (2, 2) and _default(p) for p in pools)
-    return network if form[1] == expected and same and halved and _flattens(layers[6]) else None
+def _same(model: nn.Module, twin: nn.Module) -> bool:
+    """Return whether two models have the same classes, options, hooks and kinds of parameters, in the same order."""
+    ours, others = (list(map(_traits, m.modules())) for m in (model, twin))
+    return ours == others
 
 
-def _mlp(layers: list[nn.Module], x: torch.Tensor, form: tuple) -> Mlp | None:
-    """Return the multilayer perceptron that the layers are, if they are one."""
-    alternating = [nn.Flatten, *[nn.Linear, nn.ReLU] * len(form[1])][:-1]
-    if list(map(type, layers)) != alternating or not form[1] or not _flattens(layers[0]):
-        return None
-    network = Mlp(form[0], form[1])
-    chained = all(len(shape) == 2 and shape[1] == w for shape, w in zip(form[1], network.widths, strict=False))
-    return network if chained and x.dim() > 1 and x[:1].numel() == len(x[:1]) * network.widths[0] else None
+def _traits(module: nn.Module) -> tuple:
+    options = {name: value for name, value in vars(module).items() if name not in CONTENTS}
+    kinds = [(p.shape, p.dtype, p.requires_grad, p._backward_hooks) for p in module.parameters(recurse=False)]
+    return type(module), options, kinds
 
 
-def _pair(value: object) -> tuple:
-    return value if isinstance(value, tuple) else (value, value)
+Memory = namedtuple(
+    "Memory",
+    "x y positions ends begins widths rows places state bounds stds norms factors hits "
+    "weights start way sums inputs gradients middle marks feature_marks middle_gradient convolutions "
+    "transformed tiles outputs tile_values tile_channels tile_counts channel_values channel_patches channel_counts",
+)
+"""The arrays of a participation, for M tensors in P floats and layers of rows padded to a multiple of 16.
+
+x, y : all examples, float32 [N, pixels or features], and labels, int64 [N]
+positions, ends : every batch's positions in x, one after another, and where each batch begins and ends [L + 1]
+begins : where each tensor begins, and P, int64 [M + 1]
+widths, rows, places : of each dense layer's input, and of the logits: its width, padded width and place in a row of
+    `inputs`
+state : the noise's, uint32 [4, 16]
+bounds, stds : of each tensor, float32 [M]: what it is clipped to, and its noise on the batch's mean
+norms, factors : of each example of a batch and each tensor, float32 [B, M]
+hits : the number of right answers, int64 [1]
+weights, start, way, sums : float32 [P]: the weights, the global ones, the way gone since (kept apart: their difference
+    would be lost in the weights' rounding), the sum of a batch's clipped gradients
+inputs, gradients : every dense layer's input and the logits, side by side, float32 [SLICE, …], and their gradients
+convolutions : gradients of an example's first two tensors, float32 [SLICE, …]
+middle … channel_counts : what lies between the convolutions' steps, see `convolutions`
+"""
 
 
-def _default(pool: nn.MaxPool2d) -> bool:
-    rest = _pair(pool.padding), _pair(pool.dilation), pool.ceil_mode, pool.return_indices
-    return rest == ((0, 0), (1, 1), False, False)
+def aligned(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    """Return zeros that begin at a multiple of 64 bytes, as a cache line does."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _flattens(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
+def memory_of(network: Network, weights: Parameters, examples: Examples) -> Memory:
+    """Return a kernel's memory, with the global weights in it and room for no batch."""
+    count, size, tiles, begins = len(network.names), network.size, network.windows, np.array(network.begins)
+    rows = [-(-width // 16) * 16 for width in network.widths]
+    middle, none = size * size * FIRST, np.zeros(0, np.int64)
+    memory = Memory(
+        x=examples[0].detach().numpy().reshape(len(examples[1]), -1), y=examples[1].numpy(),
+        positions=none, ends=none, norms=none, factors=none, hits=np.zeros(1, np.int64), state=none,
+        begins=begins, widths=np.array(network.widths), rows=np.array(rows), places=np.cumsum([0, *rows]),
+        bounds=aligned(count), stds=aligned(count),
+        weights=aligned(begins[-1]), start=aligned(begins[-1]), way=aligned(begins[-1]), sums=aligned(begins[-1]),
+        inputs=aligned(SLICE, sum(rows)), gradients=aligned(SLICE, sum(rows)),
+        middle=aligned(SLICE, middle), marks=aligned(SLICE, middle, dtype=np.uint8),
+        feature_marks=aligned(SLICE, tiles * SECOND, dtype=np.uint8), middle_gradient=aligned(middle),
+        convolutions=aligned(SLICE, begins[2 if tiles else 0]), transformed=aligned(16, FIRST, SECOND),
+        tiles=aligned(16, ROWS, FIRST), outputs=aligned(16, ROWS, SECOND),
+        tile_values=aligned(tiles, 5, SECOND), tile_channels=aligned(tiles, 5, SECOND, dtype=np.int32),
+        tile_counts=aligned(tiles, dtype=np.int64), channel_values=aligned(SECOND, tiles),
+        channel_patches=aligned(SECOND, tiles, dtype=np.int32), channel_counts=aligned(SECOND, dtype=np.int32),
+    )  # fmt: skip
+    network.pack(weights, memory.start)
+    return memory

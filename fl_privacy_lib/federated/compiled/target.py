@@ -24,13 +24,11 @@ WIDTH = next((w for feature, w in REGISTERS.items() if llvm.get_host_cpu_feature
 @cache
 def folder() -> Path:
     """Return the folder of this machine's compiled code, made if need be."""
-    digest = hashlib.blake2b(digest_size=10)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    cpu = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), WIDTH)
-    digest.update(repr((numba.__version__, *cpu)).encode())
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    cpu = (numba.__version__, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), WIDTH)
+    name = hashlib.blake2b(sources + repr(cpu).encode(), digest_size=10).hexdigest()
     for base in (Path.home() / ".cache", Path(tempfile.gettempdir())):
-        path = base / "fl-privacy-lib" / digest.hexdigest()
+        path = base / "fl-privacy-lib" / name
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / ".writable").touch()
@@ -49,15 +47,12 @@ def entry(function: Callable[..., Any]) -> Any:
     """Return a kernel for Python to call, compiled at its first call on this machine and then read from the folder."""
     before = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(folder())  # type: ignore[attr-defined]
-    try:
-        kernel = numba.njit(error_model="numpy", nogil=True, cache=True)(function)
-    finally:
-        config.CACHE_DIR = before  # type: ignore[attr-defined]
-    name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+    kernel = numba.njit(error_model="numpy", nogil=True, cache=True)(function)
+    config.CACHE_DIR = before  # type: ignore[attr-defined]
 
     def call(*arguments: Any) -> Any:
-        if not kernel.signatures and not any(folder().rglob(f"{name}-*.nbc")):
-            sys.stderr.write(f"· compiling {name} for this CPU (once, 10 to 30 s)\n")
+        if not kernel.signatures and not any(folder().rglob("*.nbc")):
+            sys.stderr.write("· compiling the training for this CPU (once, 10 to 30 s)\n")
             sys.stderr.flush()
         return kernel(*arguments)
 

@@ -1,13 +1,13 @@
 """Vectors of W floats for numba: what a kernel does with them stays in registers.
 
-numba's loops over arrays spill their sums to memory; explicit vectors do not. A block of sums is a tuple of vectors,
-and one operation here updates a whole block, unrolled. Pointers have no bounds: an index outside reads or breaks
-anything. W is `target.WIDTH`. No operation is reordered, except where `total` adds the W numbers of a vector.
+numba's loops over arrays spill their sums to memory; explicit vectors do not. A block is a tuple of vectors, and one
+operation works on all of them, unrolled. Pointers have no bounds: an index outside reads or breaks anything. W is
+`target.WIDTH`. No operation is reordered, except where `total` adds the W numbers of a vector.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from inspect import signature
+from inspect import Parameter, Signature, signature
+from itertools import repeat
 from typing import Any
 
 from llvmlite import ir
@@ -16,17 +16,17 @@ from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel, register_default
 from numba.extending import intrinsic
 
-from fl_privacy_lib.federated.compiled.target import WIDTH
+from fl_privacy_lib.federated.compiled.target import WIDTH as W
 
-W = WIDTH
 FLOAT, INT, BYTE, BIT = ir.FloatType(), ir.IntType(32), ir.IntType(8), ir.IntType(1)
+ELEMENTS = {types.float32: FLOAT, types.int32: INT, types.uint32: INT, types.uint8: BYTE, types.int64: ir.IntType(64)}
 
 
 class Lanes(types.Type):
-    """W numbers of one kind: 'float', 'int' (32 bits, signed) or 'bit' (a mask)."""
+    """W numbers of one kind: floats, integers of 32 bits, or the bits of a mask."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: Any) -> None:
+        self.vector = ir.VectorType(kind, W)
         super().__init__(f"Lanes({kind}, {W})")
 
 
@@ -35,284 +35,196 @@ class LanesModel(PrimitiveModel):
     """A vector lies in one register (LLVM's ``<W x float>``)."""
 
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        super().__init__(manager, lanes, ir.VectorType({"float": FLOAT, "int": INT, "bit": BIT}[lanes.kind], W))
+        super().__init__(manager, lanes, lanes.vector)
 
 
-FLOATS, INTS, BITS = Lanes("float"), Lanes("int"), Lanes("bit")
-_F, _I, _B = (ir.VectorType(kind, W) for kind in (FLOAT, INT, BYTE))
-FLOAT_POINTER, INT_POINTER = types.CPointer(types.float32), types.CPointer(types.int32)
-LONG_POINTER, BYTE_POINTER = types.CPointer(types.int64), types.CPointer(types.uint8)
-ELEMENTS = {FLOAT_POINTER: FLOAT, INT_POINTER: INT, LONG_POINTER: ir.IntType(64), BYTE_POINTER: BYTE}
+FLOATS, INTS, BITS = Lanes(FLOAT), Lanes(INT), Lanes(BIT)
 
 
-def operation(result: types.Type | Callable[..., types.Type], emit: Callable[..., Any]) -> Any:
+def operation(result: Callable[..., types.Type], emit: Callable[..., Any]) -> Any:
     """Make an operation for kernels of ``emit(builder, types, *values)``, which writes its LLVM instructions.
 
-    `result` is the type that it returns, or a function from the arguments' types to it.
+    `result` gives the type that it returns, of the arguments' types. An array comes as the pointer to its first number.
     """
 
-    def typed(*given: Any) -> Any:
-        kind = result if isinstance(result, types.Type) else result(*given)
+    def typed(context: Any, *given: Any) -> Any:
+        kind = result(*given)
 
         def lower(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-            done = emit(builder, given, *values)
+            data = (
+                context.make_array(t)(context, builder, v).data if isinstance(t, types.Array) else v
+                for t, v in zip(given, values, strict=True)
+            )
+            done = emit(builder, given, *data)
             return context.get_dummy_value() if kind is types.void else done
 
         return kind(*given), lower
 
-    names = ", ".join(list(signature(emit).parameters)[2:])  # numba asks for named arguments
-    return intrinsic(prefer_literal=True)(eval(f"lambda context, {names}: typed({names})", {"typed": typed}))
+    names = ["context", *list(signature(emit).parameters)[2:]]  # numba asks for named arguments
+    parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+    typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return intrinsic(prefer_literal=True)(typed)
 
 
-def unrolled(result: types.Type | Callable[..., types.Type]) -> Callable[[Callable[..., Any]], Any]:
-    """Make an operation of the function below."""
-    return partial(operation, result)
+def _spread(builder: Any, value: Any, kind: Any) -> Any:
+    """Emit a vector of W times the same number, as a float or an integer of 32 bits."""
+    if value.type != kind:
+        value = builder.fptrunc(value, kind) if kind == FLOAT else builder.trunc(value, kind)
+    one = builder.insert_element(ir.Constant(ir.VectorType(kind, W), ir.Undefined), value, INT(0))
+    return builder.shuffle_vector(one, one, ir.Constant(INTS.vector, [0] * W))
 
 
-def _block(*given: Any) -> Any:
-    """Return the type of a block of as many vectors as the first argument says, or has."""
-    count = getattr(given[0], "literal_value", None) or given[0].count
-    return types.UniTuple(FLOATS, count)
+def _first(*given: Any) -> Any:
+    """Return the first kind of vector among the arguments' types, a mask's apart."""
+    kinds = (t.dtype if isinstance(t, types.UniTuple) else t for t in given)
+    return next(t for t in kinds if isinstance(t, Lanes) and t is not BITS)
 
 
-def _spread(builder: Any, value: Any) -> Any:
-    """Emit a vector of W times the same number."""
-    vector = ir.VectorType(value.type, W)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, INT(0))
-    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(INT, W), [0] * W))
+def each(emit: Callable[..., Any], one: Callable[..., Any] = _first) -> Any:
+    """Make an operation that goes vector by vector through blocks; a vector or number beside a block serves all.
+
+    `one` gives the kind of a result's vector.
+    """
+
+    def result(*given: Any) -> Any:
+        counts = [t.count for t in given if isinstance(t, types.UniTuple)]
+        return types.UniTuple(one(*given), counts[0]) if counts else one(*given)
+
+    def emit_all(builder: Any, given: Any, *values: Any) -> Any:
+        parts: list[Any] = []
+        for t, v in zip(given, values, strict=True):
+            number = not isinstance(t, (Lanes, types.UniTuple))
+            v = _spread(builder, v, _first(*given).vector.element) if number else v
+            parts.append(cgutils.unpack_tuple(builder, v) if isinstance(t, types.UniTuple) else repeat(v))
+        if not isinstance(result(*given), types.UniTuple):
+            return emit(builder, *map(next, map(iter, parts)))
+        return cgutils.pack_array(builder, [emit(builder, *p) for p in zip(*parts, strict=False)])
+
+    names = list(signature(emit).parameters)
+    kinds = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in ["builder", "given", *names[1:]]]
+    emit_all.__signature__ = Signature(kinds)  # type: ignore[attr-defined]
+    return operation(result, emit_all)
 
 
-def _at(builder: Any, pointer: Any, *steps: Any) -> Any:
+def _method(of_floats: str, of_ints: str = "") -> Any:
+    """Make the operation that LLVM has as an instruction for two vectors."""
+    return each(lambda b, x, y: getattr(b, of_floats if x.type == FLOATS.vector else of_ints)(x, y))
+
+
+def _call(builder: Any, name: str, result: Any, *values: Any, **flags: Any) -> Any:
+    kind = ir.FunctionType(result, [v.type for v in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{W}f32"), values, **flags)
+
+
+# sum, difference, product; the differing and the common bits; shifts, the last of which keeps the sign
+add, sub, mul = _method("fadd", "add"), _method("fsub", "sub"), _method("fmul")
+xor, both = _method("", "xor"), _method("", "and_")
+left, right, right_signed = _method("", "shl"), _method("", "lshr"), _method("", "ashr")
+# x y + z rounded once; √x; integers as floats; the same bits as another kind
+fma = each(lambda b, x, y, z: _call(b, "fma", FLOATS.vector, x, y, z))
+root = each(lambda b, x: _call(b, "sqrt", FLOATS.vector, x))
+to_float = each(lambda b, x: b.sitofp(x, FLOATS.vector), lambda x: FLOATS)
+as_float = each(lambda b, x: b.bitcast(x, FLOATS.vector), lambda x: FLOATS)
+as_int = each(lambda b, x: b.bitcast(x, INTS.vector), lambda x: INTS)
+# masks: where x > y or either is no number; where two integers are equal; x where the mask is set, else y
+above = each(lambda b, x, y: b.fcmp_unordered(">", x, y), lambda x, y: BITS)
+same = each(lambda b, x, y: b.icmp_signed("==", x, y), lambda x, y: BITS)
+choose = each(lambda b, mask, x, y: b.select(mask, x, y))
+# W times a number; the sum of W numbers
+spread = operation(lambda x: FLOATS, lambda b, t, x: _spread(b, x, FLOAT))
+spread_int = operation(lambda x: INTS, lambda b, t, x: _spread(b, x, INT))
+total = operation(lambda x: types.float32, lambda b, t, x: _call(
+    b, "vector.reduce.fadd", FLOAT, FLOAT(0.0), x, fastmath=("reassoc",)))  # fmt: skip
+
+
+# ---- memory: at(array or pointer, index) is a pointer; codes are bytes there and integers in a vector
+
+
+def _kind(pointer: Any, *_: Any) -> Any:
+    """Return what a vector read from there is."""
+    return FLOATS if pointer.dtype is types.float32 else INTS
+
+
+def _at(builder: Any, given: Any, pointer: Any, *steps: Any) -> Any:
     for step in steps:
-        step = ir.IntType(64)(step) if isinstance(step, int) else step
-        pointer = builder.gep(pointer, [step], source_etype=FLOAT)
+        pointer = builder.gep(pointer, [step], source_etype=ELEMENTS[given.dtype])
     return pointer
 
 
-def _load(builder: Any, pointer: Any, *steps: Any) -> Any:
-    place = builder.bitcast(_at(builder, pointer, *steps), _F.as_pointer())
-    return builder.load(place, align=4, typ=_F)
+def _load(builder: Any, given: Any, place: Any) -> Any:
+    vector = ir.VectorType(ELEMENTS[given.dtype], W)
+    value = builder.load(builder.bitcast(place, vector.as_pointer()), align=1, typ=vector)
+    return builder.zext(value, INTS.vector) if given.dtype is types.uint8 else value
 
 
-def _store(builder: Any, value: Any, pointer: Any, *steps: Any) -> None:
-    builder.store(value, builder.bitcast(_at(builder, pointer, *steps), _F.as_pointer()), align=4)
+def _store(builder: Any, given: Any, place: Any, value: Any) -> None:
+    value = builder.trunc(value, ir.VectorType(BYTE, W)) if given.dtype is types.uint8 else value
+    builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
 
 
-def _number(builder: Any, pointer: Any, *steps: Any) -> Any:
-    """Emit a vector of W times the number in memory."""
-    return _spread(builder, builder.load(_at(builder, pointer, *steps), typ=FLOAT))
+at = operation(lambda p, i: types.CPointer(p.dtype), lambda b, t, p, i: _at(b, t[0], p, i))
+load = operation(_kind, lambda b, t, p, i: _load(b, t[0], _at(b, t[0], p, i)))
+store = operation(lambda p, i, x: types.void, lambda b, t, p, i, x: _store(b, t[0], _at(b, t[0], p, i), x))
 
 
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return _call(builder, f"llvm.fma.v{W}f32", _F, a, b, c)
+# ---- blocks of rows · columns vectors; both are constants
 
 
-def _call(builder: Any, name: str, vector: Any, *values: Any, **flags: Any) -> Any:
-    kind = ir.FunctionType(vector, [v.type for v in values])
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    return builder.call(function, values, **flags)
+def _block(rows: Any, columns: Any, *place: Any) -> Any:
+    return types.UniTuple(_kind(*place) if place else FLOATS, rows.literal_value * columns.literal_value)
 
 
-def _parts(builder: Any, block: Any) -> list[Any]:
-    return cgutils.unpack_tuple(builder, block)
+def _grid(builder: Any, given: Any, count: int, columns: int, p: Any, i: Any, row: Any, column: Any) -> list[Any]:
+    """Emit the addresses of a grid's places, whose rows and columns lie `row` and `column` floats apart."""
+    long = ir.IntType(64)
+    steps = [(builder.mul(row, long(k // columns)), builder.mul(column, long(k % columns))) for k in range(count)]
+    return [_at(builder, given, p, i, *step) for step in steps]
 
 
-def _whole(builder: Any, parts: Sequence[Any]) -> Any:
-    return cgutils.pack_array(builder, list(parts))
+def _reading(read: Callable[..., Any]) -> Any:
+    """Make the operation f(rows, columns, pointer, index, row, column) that reads something at a grid's places."""
+
+    def emit(builder, given, rows, columns, pointer, index, row, column):
+        width = given[1].literal_value
+        places = _grid(builder, given[2], given[0].literal_value * width, width, pointer, index, row, column)
+        return cgutils.pack_array(builder, [read(builder, given[2], place) for place in places])
+
+    return operation(_block, emit)
 
 
-def _place(builder: Any, kind: Any, pointer: Any, index: Any) -> Any:
-    """Emit the address of a vector at an index of its elements."""
-    return builder.bitcast(builder.gep(pointer, [index], source_etype=kind.element), kind.as_pointer())
+def _store_all(builder, given, block, columns, pointer, index, row, column):
+    places = _grid(builder, given[2], given[0].count, given[1].literal_value, pointer, index, row, column)
+    for place, part in zip(places, cgutils.unpack_tuple(builder, block), strict=True):
+        _store(builder, given[2], place, part)
 
 
-def _read(builder: Any, kind: Any, pointer: Any, index: Any) -> Any:
-    return builder.load(_place(builder, kind, pointer, index), align=1, typ=kind)
+def _outer(builder, given, block, a, b):
+    sums, rows, row = (cgutils.unpack_tuple(builder, x) for x in (block, a, b))
+    pairs = [(x, y) for x in rows for y in row]
+    return cgutils.pack_array(
+        builder, [_call(builder, "fma", FLOATS.vector, *xy, z) for xy, z in zip(pairs, sums, strict=True)]
+    )
 
 
-def _cast(builder: Any, value: Any, kind: Any) -> Any:
-    """Emit a number as a float or integer of 32 bits."""
-    if value.type == kind:
-        return value
-    return builder.fptrunc(value, kind) if kind == FLOAT else builder.trunc(value, kind)
-
-
-def _pointer(kind: types.CPointer) -> Any:
-    return operation(kind, lambda b, t, address: b.inttoptr(address, ELEMENTS[kind].as_pointer()))
-
-
-def _shift(method: str) -> Any:
-    return operation(INTS, lambda b, t, x, count: getattr(b, method)(x, _I([t[1].literal_value] * W)))
-
-
-# pointers: from an address; `step` elements further on
-floats, ints, longs, codes = map(_pointer, (FLOAT_POINTER, INT_POINTER, LONG_POINTER, BYTE_POINTER))
-after = operation(lambda p, step: p, lambda b, t, p, step: b.gep(p, [step], source_etype=ELEMENTS[t[0]]))
-
-# one vector in memory: load(pointer, index), store(pointer, index, vector); codes are bytes there and integers here
-load = operation(FLOATS, lambda b, t, p, i: _load(b, p, i))
-store = operation(types.void, lambda b, t, p, i, x: _store(b, x, p, i))
-load_ints = operation(INTS, lambda b, t, p, i: _read(b, _I, p, i))
-store_ints = operation(types.void, lambda b, t, p, i, x: b.store(x, _place(b, _I, p, i), align=1))
-load_codes = operation(INTS, lambda b, t, p, i: b.zext(_read(b, _B, p, i), _I))
-store_codes = operation(types.void, lambda b, t, p, i, x: b.store(b.trunc(x, _B), _place(b, _B, p, i), align=1))
-
-# one vector: W times a number; x y + z rounded once; sum, difference, product; √x; the sum of the W numbers
-spread = operation(FLOATS, lambda b, t, x: _spread(b, _cast(b, x, FLOAT)))
-spread_int = operation(INTS, lambda b, t, x: _spread(b, _cast(b, x, INT)))
-fma = operation(FLOATS, lambda b, t, x, y, z: _fma(b, x, y, z))
-add = operation(lambda x, y: x, lambda b, t, x, y: b.fadd(x, y) if t[0] is FLOATS else b.add(x, y))
-sub = operation(lambda x, y: x, lambda b, t, x, y: b.fsub(x, y) if t[0] is FLOATS else b.sub(x, y))
-mul = operation(FLOATS, lambda b, t, x, y: b.fmul(x, y))
-root = operation(FLOATS, lambda b, t, x: _call(b, f"llvm.sqrt.v{W}f32", _F, x))
-total = operation(types.float32, lambda b, t, x: _call(
-    b, f"llvm.vector.reduce.fadd.v{W}f32", FLOAT, FLOAT(0.0), x, fastmath=("reassoc",)))  # fmt: skip
-
-# masks: where x > y or either is no number; where two integers are equal; x where the mask is set, else y
-above = operation(BITS, lambda b, t, x, y: b.fcmp_unordered(">", x, y))
-same = operation(BITS, lambda b, t, x, y: b.icmp_signed("==", x, y))
-choose = operation(lambda mask, x, y: x, lambda b, t, mask, x, y: b.select(mask, x, y))
-
-# bits: the differing and the common ones; shifts by a constant; numbers as floats; the same bits as another kind
-xor = operation(INTS, lambda b, t, x, y: b.xor(x, y))
-both = operation(INTS, lambda b, t, x, y: b.and_(x, y))
-left, right, right_signed = map(_shift, ("shl", "lshr", "ashr"))
-to_float = operation(FLOATS, lambda b, t, x: b.sitofp(x, _F))
-as_float = operation(FLOATS, lambda b, t, x: b.bitcast(x, _F))
-as_int = operation(INTS, lambda b, t, x: b.bitcast(x, _I))
-
-
-# ---- blocks
-
-
-@unrolled(_block)
-def zeros(builder, given, count):
-    """Return a block of `count` (a constant) vectors of zeros."""
-    return _whole(builder, [ir.Constant(_F, [0.0] * W)] * given[0].literal_value)
-
-
-@unrolled(_block)
-def loads(builder, given, count, pointer, index, stride):
-    """Return `count` (a constant) vectors that begin `stride` floats apart."""
-    step = given[3].literal_value
-    return _whole(builder, [_load(builder, pointer, index, k * step) for k in range(given[0].literal_value)])
-
-
-@unrolled(types.void)
-def stores(builder, given, block, pointer, index, stride):
-    """Write the vectors of a block, each `stride` (a constant) floats after the one before."""
-    for k, part in enumerate(_parts(builder, block)):
-        _store(builder, part, pointer, index, k * given[3].literal_value)
-
-
-@unrolled(_block)
-def axpy(builder, given, block, factor, other):
-    """Return block + factor · other, for a number and two blocks."""
-    f = _spread(builder, factor)
-    pairs = zip(_parts(builder, block), _parts(builder, other), strict=True)
-    return _whole(builder, [_fma(builder, f, b, a) for a, b in pairs])
-
-
-@unrolled(_block)
-def multiply_add(builder, given, block, a, b):
-    """Return block + a · b, vector by vector, for three blocks."""
-    parts = zip(_parts(builder, block), _parts(builder, a), _parts(builder, b), strict=True)
-    return _whole(builder, [_fma(builder, p, q, c) for c, p, q in parts])
-
-
-@unrolled(FLOATS)
-def squares(builder, given, block, value):
-    """Return value + the sum of the block's squares, lane by lane."""
-    for part in _parts(builder, block):
-        value = _fma(builder, part, part, value)
-    return value
-
-
-@unrolled(_block)
-def outer(builder, given, block, rows, a, i, stride, b, j):
-    """Return the block [rows, vectors] + a column of a times a row of b.
-
-    The column's `rows` numbers lie `stride` apart from index i on, the row's vectors side by side from index j on.
-    """
-    sums, count = _parts(builder, block), given[1].literal_value
-    width = len(sums) // count
-    row = [_load(builder, b, j, v * W) for v in range(width)]
-    place = _at(builder, a, i)
-    for r in range(count):
-        number = _number(builder, place)
-        place = _at(builder, place, stride)
-        for v in range(width):
-            sums[r * width + v] = _fma(builder, number, row[v], sums[r * width + v])
-    return _whole(builder, sums)
-
-
-@unrolled(_block)
-def taps(builder, given, block, factor, pointer, index, row, column):
-    """Return nine sums + factor times the 3×3 vectors whose rows and columns lie `row` and `column` floats apart."""
-    sums, f = _parts(builder, block), _spread(builder, factor)
-    for tap in range(9):
-        sums[tap] = _fma(builder, f, _load(builder, _tap(builder, pointer, index, row, column, tap)), sums[tap])
-    return _whole(builder, sums)
-
-
-def _tap(builder: Any, pointer: Any, index: Any, row: Any, column: Any, tap: int) -> Any:
-    place = _at(builder, pointer, index)
-    place = _at(builder, place, builder.mul(row, row.type(tap // 3)))
-    return _at(builder, place, builder.mul(column, column.type(tap % 3)))
-
-
-@unrolled(types.void)
-def add_taps(builder, given, block, pointer, index, row, column):
-    """Add nine vectors to the 3×3 vectors in memory."""
-    for tap, part in enumerate(_parts(builder, block)):
-        place = _tap(builder, pointer, index, row, column, tap)
-        _store(builder, builder.fadd(_load(builder, place), part), place)
-
-
-@unrolled(_block)
-def windows(builder, given, block, weights, j, image, i, row):
-    """Return the sums of a 3×3 convolution at the four positions of a pooling window, for two vectors of channels.
-
-    The block is [channels / W, position]; weights lie tap by tap, 32 channels each; the window's first pixel at i.
-    """
-    sums = _parts(builder, block)
-    for tap in range(9):
-        w = [_load(builder, weights, j, tap * 32 + v * W) for v in range(2)]
-        for position in range(4):
-            pixel = _pixel(builder, image, i, row, tap, position)
-            for v in range(2):
-                sums[4 * v + position] = _fma(builder, pixel, w[v], sums[4 * v + position])
-    return _whole(builder, sums)
-
-
-@unrolled(_block)
-def window_gradients(builder, given, block, parts, image, i, row):
-    """Return nine sums + each tap's pixels times the gradient's parts at a window's four positions."""
-    sums, pieces = _parts(builder, block), _parts(builder, parts)
-    for tap in range(9):
-        for position in range(4):
-            pixel = _pixel(builder, image, i, row, tap, position)
-            sums[tap] = _fma(builder, pixel, pieces[position], sums[tap])
-    return _whole(builder, sums)
-
-
-def _pixel(builder: Any, image: Any, i: Any, row: Any, tap: int, position: int) -> Any:
-    place = _at(builder, image, i)
-    place = _at(builder, place, builder.mul(row, row.type(tap // 3 + position // 2)))
-    return _number(builder, place, tap % 3 + position % 2)
-
-
-@unrolled(_block)
-def transposed(builder, given, block):
-    """Return W vectors of W numbers with rows and columns exchanged."""
-    rows, step = _parts(builder, block), 1
+def _transposed(builder, given, block):
+    rows, step = cgutils.unpack_tuple(builder, block), 1
     while step < W:
-        for i in range(W):
-            if not i & step:
-                a, b = rows[i], rows[i + step]
-                low = [lane + W - step if lane & step else lane for lane in range(W)]
-                high = [lane + W if lane & step else lane + step for lane in range(W)]
-                rows[i] = builder.shuffle_vector(a, b, ir.Constant(_I, low))
-                rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(_I, high))
+        for i in (i for i in range(W) if not i & step):
+            low = [lane + W - step if lane & step else lane for lane in range(W)]
+            high = [lane + W if lane & step else lane + step for lane in range(W)]
+            a, b = rows[i], rows[i + step]
+            rows[i], rows[i + step] = (builder.shuffle_vector(a, b, ir.Constant(INTS.vector, s)) for s in (low, high))
         step *= 2
-    return _whole(builder, rows)
+    return cgutils.pack_array(builder, rows)
+
+
+# zeros(rows, columns); the vectors at a grid's places; W times the number there
+zeros = operation(_block, lambda b, t, rows, columns: ir.Constant(ir.ArrayType(
+    FLOATS.vector, t[0].literal_value * t[1].literal_value), None))  # fmt: skip
+loads = _reading(_load)
+numbers = _reading(lambda b, t, place: _spread(b, b.load(place, typ=FLOAT), FLOAT))
+# stores(block, columns, pointer, index, row, column); block [rows, columns] + a [rows] · b [columns]; W vectors, with
+# their rows and columns exchanged
+stores = operation(lambda *given: types.void, _store_all)
+outer = operation(lambda block, a, b: block, _outer)
+transposed = operation(lambda block: block, _transposed)

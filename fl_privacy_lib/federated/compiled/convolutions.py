@@ -15,29 +15,10 @@ pool, takes 16 products instead of 36. Backwards it goes through lists of what i
 window has a gradient, and ReLU leaves a part of these.
 """
 
+from fl_privacy_lib.federated.compiled import vectors as v
 from fl_privacy_lib.federated.compiled.network import FIRST, HALF, ROWS, SECOND
 from fl_privacy_lib.federated.compiled.target import inner
-from fl_privacy_lib.federated.compiled.vectors import (
-    W,
-    above,
-    add,
-    at,
-    choose,
-    fma,
-    load,
-    loads,
-    mul,
-    numbers,
-    outer,
-    same,
-    spread,
-    spread_int,
-    store,
-    stores,
-    sub,
-    transposed,
-    zeros,
-)
+from fl_privacy_lib.federated.compiled.vectors import W, add, at, fma, load, loads, store, stores, sub, zeros
 
 CHANNEL = 9 * HALF  # floats between two output channels in a half of the second weights
 PART = SECOND * CHANNEL  # floats in a half
@@ -49,19 +30,19 @@ COLUMNS = 4 if W == 16 else 2  # of a product's block: 24 sums of AVX-512's 32 r
 @inner
 def larger(best, code, other, position):
     """Return the larger of two vectors, what is no number first, and the position that it came from."""
-    more = above(other, best)
-    return choose(more, other, best), choose(more, position, code)
+    more = v.above(other, best)
+    return v.choose(more, other, best), v.choose(more, position, code)
 
 
 @inner
 def pool(window, out, codes, place):
     """Write the largest of a window's four vectors after ReLU, and its code; what is no number stays so."""
-    best, code = larger(window[0], spread_int(0), window[1], 1)
+    best, code = larger(window[0], v.spread_int(0), window[1], 1)
     best, code = larger(best, code, window[2], 2)
     best, code = larger(best, code, window[3], 3)
-    active = above(best, 0.0)
-    store(out, place, choose(active, best, 0.0))
-    store(codes, place, choose(active, code, 4))
+    active = v.above(best, 0.0)
+    store(out, place, v.choose(active, best, 0.0))
+    store(codes, place, v.choose(active, code, 4))
 
 
 @inner
@@ -75,7 +56,7 @@ def first_forward(image, channels, side, weights, size, middle, codes):
                     for tap in range(9):
                         pixel = (c * side + 2 * y + tap // 3) * side + 2 * x + tap % 3
                         weight = load(weights, (c * 9 + tap) * FIRST + co)
-                        sums = fma(numbers(2, 2, image, pixel, side, 1), weight, sums)
+                        sums = fma(v.numbers(2, 2, image, pixel, side, 1), weight, sums)
                 pool(sums, middle, codes, (y * size + x) * FIRST + co)
 
 
@@ -91,8 +72,8 @@ def first_gradient(image, channels, side, gradient, codes, size, out):
                     g, code = load(gradient, place), load(codes, place)
                     for position in range(4):
                         pixel = (c * side + 2 * y + position // 2) * side + 2 * x + position % 2
-                        part = choose(same(code, position), g, 0.0)
-                        sums = fma(numbers(3, 3, image, pixel, side, 1), part, sums)
+                        part = v.choose(v.same(code, position), g, 0.0)
+                        sums = fma(v.numbers(3, 3, image, pixel, side, 1), part, sums)
             stores(sums, 1, out, c * 9 * FIRST + co, FIRST, 0)
 
 
@@ -111,7 +92,7 @@ def input_side(p):
 def weight_side(p):
     """Return (G p)ᵀ."""
     ends = add(p[0::3], p[2::3])
-    return p[0::3] + mul(add(ends, p[1::3]), 0.5) + mul(sub(ends, p[1::3]), 0.5) + p[2::3]
+    return p[0::3] + v.mul(add(ends, p[1::3]), 0.5) + v.mul(sub(ends, p[1::3]), 0.5) + p[2::3]
 
 
 @inner
@@ -128,7 +109,7 @@ def transformed_weights(weights, scratch, out):
         for co in range(0, SECOND, W):
             place = ci // HALF * PART + ci % HALF + co * CHANNEL
             for tap in range(9):
-                block = transposed(loads(W, 1, weights, place + tap * HALF, CHANNEL, 0))
+                block = v.transposed(loads(W, 1, weights, place + tap * HALF, CHANNEL, 0))
                 stores(block, 1, scratch, tap * SQUARE, W, 0)
             for k in range(W):
                 g = loads(3, 3, scratch, k * W, 3 * SQUARE, SQUARE)
@@ -155,8 +136,8 @@ def second_forward(m, examples, size):
             for j in range(0, SECOND, COLUMNS * W):
                 sums = zeros(ROWS, COLUMNS)
                 for k in range(FIRST):
-                    column = numbers(ROWS, 1, m.tiles, t * TILE_ROWS + k, FIRST, 0)
-                    sums = outer(sums, column, loads(1, COLUMNS, m.transformed, t * WEIGHTS + k * SECOND + j, 0, W))
+                    column = v.numbers(ROWS, 1, m.tiles, t * TILE_ROWS + k, FIRST, 0)
+                    sums = v.outer(sums, column, loads(1, COLUMNS, m.transformed, t * WEIGHTS + k * SECOND + j, 0, W))
                 stores(sums, COLUMNS, m.outputs, t * OUTPUT_ROWS + j, SECOND, W)
         for r in range(min(ROWS, count - first)):
             for co in range(0, SECOND, W):
@@ -214,7 +195,7 @@ def middle_gradient(m, size):
     values, channels, packed = at(m.tile_values, 0), at(m.tile_channels, 0), at(m.tile_counts, 0)
     weights, side, row = at(m.weights, m.begins[1]), (size - 2) // 2, size * FIRST
     for i in range(0, size * row, W):
-        store(m.middle_gradient, i, spread(0.0))
+        store(m.middle_gradient, i, v.spread(0.0))
     for ci in range(0, FIRST, W):
         part = ci // HALF * PART + ci % HALF
         for tile in range(side * side):

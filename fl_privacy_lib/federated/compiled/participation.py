@@ -35,9 +35,7 @@ class CompiledEngine:
     examples : all examples, float32 [N, …] in one piece, and labels [N]
     """
 
-    def __init__(
-        self, network: Network, weights: Parameters, examples: Examples, plan: Plan, defense: Defense
-    ) -> None:
+    def __init__(self, network: Network, weights: Parameters, examples: Examples, plan: Plan, defense: Defense) -> None:
         self.network, self.examples, self.plan, self.defense = network, examples, plan, defense
         self.memory = memory_of(network, weights, examples)
 

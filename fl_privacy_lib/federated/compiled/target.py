@@ -53,7 +53,6 @@ def entry(function: Callable[..., Any]) -> Any:
     def call(*arguments: Any) -> Any:
         if not kernel.signatures and not any(folder().rglob("*.nbc")):
             sys.stderr.write("· compiling the training for this CPU (once, 10 to 30 s)\n")
-            sys.stderr.flush()
         return kernel(*arguments)
 
     return call

@@ -41,10 +41,11 @@ class LanesModel(PrimitiveModel):
 FLOATS, INTS, BITS = Lanes(FLOAT), Lanes(INT), Lanes(BIT)
 
 
-def operation(result: Callable[..., types.Type], emit: Callable[..., Any]) -> Any:
+def operation(result: Callable[..., types.Type], emit: Callable[..., Any], names: Sequence[str] = ()) -> Any:
     """Make an operation for kernels of ``emit(builder, types, *values)``, which writes its LLVM instructions.
 
-    `result` gives the type that it returns, of the arguments' types. An array comes as the pointer to its first number.
+    `result` gives the type that it returns, of the arguments' types; `names` are theirs, if they do not stand in
+    `emit`. An array comes as the pointer to its first number.
     """
 
     def typed(context: Any, *given: Any) -> Any:
@@ -60,7 +61,7 @@ def operation(result: Callable[..., types.Type], emit: Callable[..., Any]) -> An
 
         return kind(*given), lower
 
-    names = ["context", *list(signature(emit).parameters)[2:]]  # numba asks for named arguments
+    names = ["context", *(names or list(signature(emit).parameters)[2:])]  # numba asks for named arguments
     parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names]
     typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return intrinsic(prefer_literal=True)(typed)
@@ -97,13 +98,10 @@ def each(emit: Callable[..., Any], one: Callable[..., Any] = _first) -> Any:
             v = _spread(builder, v, _first(*given).vector.element) if number else v
             parts.append(cgutils.unpack_tuple(builder, v) if isinstance(t, types.UniTuple) else repeat(v))
         if not isinstance(result(*given), types.UniTuple):
-            return emit(builder, *map(next, map(iter, parts)))
+            return emit(builder, *map(next, parts))
         return cgutils.pack_array(builder, [emit(builder, *p) for p in zip(*parts, strict=False)])
 
-    names = list(signature(emit).parameters)
-    kinds = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in ["builder", "given", *names[1:]]]
-    emit_all.__signature__ = Signature(kinds)  # type: ignore[attr-defined]
-    return operation(result, emit_all)
+    return operation(result, emit_all, list(signature(emit).parameters)[1:])
 
 
 def _method(of_floats: str, of_ints: str = "") -> Any:
@@ -201,9 +199,8 @@ def _store_all(builder, given, block, columns, pointer, index, row, column):
 def _outer(builder, given, block, a, b):
     sums, rows, row = (cgutils.unpack_tuple(builder, x) for x in (block, a, b))
     pairs = [(x, y) for x in rows for y in row]
-    return cgutils.pack_array(
-        builder, [_call(builder, "fma", FLOATS.vector, *xy, z) for xy, z in zip(pairs, sums, strict=True)]
-    )
+    fused = [_call(builder, "fma", FLOATS.vector, *xy, z) for xy, z in zip(pairs, sums, strict=True)]
+    return cgutils.pack_array(builder, fused)
 
 
 def _transposed(builder, given, block):

@@ -3,14 +3,21 @@
 import json
 import re
 import types
+from functools import partial
 
+import pandas as pd
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fl_privacy_lib.chapters.fast_training import engines as chapter
+from fl_privacy_lib.chapters.fast_training import speed
+from fl_privacy_lib.chapters.fast_training.multiplications import multiplications
 from fl_privacy_lib.chapters.fast_training.parameters import FastTraining
 from fl_privacy_lib.chapters.fast_training.run import KEYS, record
 from fl_privacy_lib.defenses import fed_cdp, non_private
+from fl_privacy_lib.federated import simulate
+from fl_privacy_lib.models import training_cnn
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.records import MeasuredTable
@@ -55,6 +62,31 @@ def test_fed_sdp_clips_and_noises_the_update_once():
     assert chapter.distance(loose, plain) < 1e-6
 
 
+@pytest.mark.parametrize("table", chapter.WRITTEN)
+def test_every_compiled_cell_is_trained_by_the_compiled_engine(table):
+    pytest.importorskip("numba", reason="the compiled engine")
+    assert chapter.COMPILED[table].keys() <= chapter.WRITTEN[table].keys()
+    scene = chapter.datasets_of(table)["lfw"].scene(1, 1)
+    for name, defense in chapter.COMPILED[table].items():
+        run = simulate(scene.model, (scene.x, scene.y), scene.partition, scene.plan, defense, engine="auto")
+        assert run.engine == "compiled", name
+
+
+def test_an_engine_that_joins_later_adds_its_rows_and_changes_none(tmp_path, monkeypatch):
+    pytest.importorskip("numba", reason="the engine that joins")
+    monkeypatch.setattr(chapter, "FEDERATED", {"cancer": chapter.FEDERATED["cancer"]})
+    settings, path = FastTraining(repetitions=1), tmp_path / "fed_cdp" / "table_3.csv"
+    with monkeypatch.context() as without:
+        without.setattr(chapter, "compiled_here", lambda: False)
+        record(settings, "fed_cdp/table_3", tmp_path)
+    before = path.read_text()
+    assert "compiled" not in before
+    record(settings, "fed_cdp/table_3", tmp_path)
+    after = MeasuredTable(path, [*KEYS, "metric"]).frame()
+    assert path.read_text().startswith(before)
+    assert set(after[len(before.splitlines()) - 1 :]["engine"]) == {"compiled"}
+
+
 def test_a_recording_is_whole_resumes_and_names_what_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(chapter, "FEDERATED", {"cancer": chapter.FEDERATED["cancer"]})
     settings = FastTraining(repetitions=1)
@@ -64,9 +96,10 @@ def test_a_recording_is_whole_resumes_and_names_what_it_has(tmp_path, monkeypatc
     assert {(r["engine"], r["method"]) for _, r in frame.iterrows()} == {
         *(("as_written", m) for m in chapter.WRITTEN["fed_cdp/table_3"]),
         *(("stacked", m) for m in chapter.STACKED["fed_cdp/table_3"]),
+        *(("compiled", m) for m in chapter.COMPILED["fed_cdp/table_3"]),
     }
     base = frame[(frame["method"] == "non_private") & (frame["metric"] == "ratio_to_non_private")]
-    assert (base["mean"] == 1).all() and len(base) == 2
+    assert (base["mean"] == 1).all() and len(base) == 3
     monkeypatch.setattr(chapter, "measure", lambda *_: pytest.fail("recorded again"))
     record(settings, "fed_cdp/table_3", tmp_path)
     assert path.read_text() == text
@@ -79,23 +112,111 @@ def test_the_recorded_tables_give_every_verdict():
 
 
 def test_the_bench_s_record_has_every_engine_and_workload():
-    import pandas as pd
-
     frame = pd.read_csv(MEASURED / "performance.csv")
-    assert list(frame.columns) == bench.COLUMNS
+    assert list(frame.columns) == speed.COLUMNS
     for workload in bench.WORKLOADS:
         own = frame[frame["workload"] == workload]
         expected = {e for e in bench.ENGINES if not e.startswith("opacus_")} | {"opacus"}
-        assert set(own["engine"]) - set(bench.COMPILED) == expected
+        expected -= {"products_alone"}  # it stands in the floor
+        assert set(own["engine"]) - set(bench.COMPILED) - {"floor"} == expected
         private = own[own["engine"] == "ours_private"][["participants", "workers"]]
         found = set(private[["participants", "workers"]].itertuples(index=False, name=None))
         assert {(20, 1), (100, 1), (100, 2), (1000, 1)} <= found
 
 
+# ---- the bench ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Let the bench measure few clients of a small workload, and no memory."""
+    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": chapter.FEDERATED["cancer"]})
+    monkeypatch.setattr(bench, "peak_mib", lambda *_: 100.0)
+    monkeypatch.setattr(bench, "engine_times", partial(bench.engine_times, participants=2, iterations=2))
+
+
+def test_the_bench_writes_every_engine_and_every_ratio(few, tmp_path):
+    pytest.importorskip("numba", reason="the compiled engine is among them")
+    path = tmp_path / "performance.csv"
+    bench.bench(["tiny"], 2, path, ["engines"])
+    engines, ratios = pd.read_csv(path), pd.read_csv(tmp_path / "performance_ratios.csv")
+    assert list(engines.columns) == speed.COLUMNS and list(ratios.columns) == speed.RATIO_COLUMNS
+    expected = set(bench.engines()) - {"opacus_hooks", "opacus_ew", "products_alone"} | {"opacus", "floor"}
+    assert set(engines["engine"]) == expected
+    expected = {f"{a} / {b}" for a, b in speed.RATIOS} | {f"share of {stage}" for stage in speed.STAGES}
+    assert set(ratios["ratio"]) == expected
+    shares = ratios[ratios["ratio"].str.startswith("share of")]["median"]
+    assert shares.sum() == pytest.approx(1, abs=0.3)  # medians of parts that add up to the whole in each repetition
+    bench.bench(["tiny"], 1, path, ["engines"])
+    assert len(pd.read_csv(path)) == len(engines), "a row that is measured again takes the place of the old one"
+
+
+def test_a_ratio_is_taken_pair_by_pair_and_judged_by_its_bound(tmp_path, capsys):
+    record = speed.Record(tmp_path / "performance.csv", 3)
+    times = {"naive": [1.0, 10.0, 100.0], "compiled_private": [0.1, 2.0, 5.0]}
+    record.ratios("mnist_cnn", times)
+    row = pd.read_csv(tmp_path / "performance_ratios.csv").set_index("ratio").loc["naive / compiled_private"]
+    assert row["median"] == 10 and row["goal"] == "≥ 9"  # the ratio of the medians would be 5
+    assert "holds" in capsys.readouterr().err
+    record.ratio("mnist_cnn", "naive / compiled_private", (8.9, 0.0))
+    assert "MISSED" in capsys.readouterr().err
+    assert len(pd.read_csv(tmp_path / "performance_ratios.csv")) == 1
+
+
+def test_every_bound_is_one_of_a_ratio_that_the_bench_measures():
+    source = (ROOT / "fl_privacy_lib" / "reproduction" / "bench.py").read_text()
+    pairs = {f"{a} / {b}" for a, b in speed.RATIOS}
+    engines = {*bench.ENGINES, *bench.COMPILED, "opacus", "floor", "ours_non_private_and_noise"}
+    assert {name for pair in speed.RATIOS for name in pair} <= engines
+    for ratio, goals in speed.GOALS.items():
+        assert ratio in pairs or ratio.partition(", ")[2] in source, ratio
+        assert goals.keys() <= bench.WORKLOADS.keys()
+
+
+def test_a_row_takes_the_place_of_the_one_with_its_keys_and_no_other(tmp_path):
+    path, keys = tmp_path / "t.csv", ["a", "b"]
+    for a, b, value in ((1, 1, "x"), (1, 2, "y"), (1, 1, "z")):
+        speed.put(path, [*keys, "value"], keys, {"a": a, "b": b, "value": value})
+    assert path.read_text() == "a,b,value\n1,1,z\n1,2,y\n"
+
+
+def test_steps_are_read_from_the_record_in_their_order(tmp_path):
+    for engine, ms in (("compiled_private", 0.5), ("naive", 8.0), ("ours_private", 2.0), ("plain_non_private", 3.0)):
+        row = {"workload": "w", "engine": engine, "participants": 20, "workers": 1, "ms_per_client_iteration": ms}
+        row |= {"peak_mib": "none", "version": "0", "date": "d"}
+        speed.put(tmp_path / "performance.csv", speed.COLUMNS, speed.ENGINE_KEYS, row)
+    assert [(ms, gain) for _, ms, gain in speed.steps("w", tmp_path)] == [(8.0, 1.0), (2.0, 4.0), (0.5, 4.0)]
+    assert speed.steps("another", tmp_path) == [] and speed.recorded_ratios("w", tmp_path).empty
+    for workload in bench.WORKLOADS:
+        assert len(speed.steps(workload)) >= 3, "the page's picture has its rows"
+
+
+@pytest.mark.parametrize("dataset", chapter.FEDERATED)
+def test_a_library_s_multiplications_are_those_that_torch_counts(dataset):
+    scene = chapter.FEDERATED[dataset].scene(1, 1)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.cross_entropy(scene.model(scene.x), scene.y).backward()
+    work = multiplications(scene.model, scene.x)
+    assert 2 * len(scene.x) * sum(w.library for w in work) == counter.get_total_flops()
+    assert all(0 < w.kernel <= w.library for w in work)
+
+
+def test_the_kernel_s_multiplications_follow_the_zeros():
+    model = training_cnn((1, 28, 28), 10)
+    second = "second convolution, input gradient"
+    for bias, active in ((-1.0, 0.0), (1.0, 64 * 25.0)):
+        with torch.no_grad():
+            for p in model[3].parameters():
+                p.fill_(bias)
+            model[0].weight.fill_(1.0)
+        counts = {w.name: w.kernel for w in multiplications(model, torch.ones(2, 1, 28, 28))}
+        assert counts[second] == active * 9 * 32
+    assert counts["second convolution, forward"] == 16 * 25 * 32 * 64  # Winograd: 16 products a window, by 25 windows
+
+
 def test_the_coding_exercise_can_be_solved_and_failed():
     notebook = json.loads((ROOT / "notebooks" / "04_fast_private_training.ipynb").read_text())
     check = next("".join(c["source"]) for c in notebook["cells"] if "def check_my_norms" in "".join(c["source"]))
-    solutions = (ROOT / "book" / "solutions_04.md").read_text()
     solutions = (ROOT / "book" / "solutions_04.md").read_text()
     solution = re.search(r"```python\n(def my_norms.*?)```", solutions, re.S).group(1)
     module = types.ModuleType("exercise")

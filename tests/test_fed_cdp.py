@@ -112,6 +112,16 @@ def test_a_training_that_has_ended_early_does_not_go_on_when_a_later_seed_is_int
         np.testing.assert_array_equal(again[name], whole[name][0])
 
 
+def test_a_training_says_which_engine_it_took_and_scores_with_it(tmp_path):
+    pytest.importorskip("numba", reason="the fastest engine")
+    result = fed_cdp.measure(SMALL, CPU, tmp_path)
+    assert list(result["engine"]) == ["compiled"] and "compiled engine" in run._words(SMALL, result)
+    start = fed_cdp.scene(SMALL, 0, CPU)
+    weights = parameters_of(start.model)
+    fast, slow = (fed_cdp.score(start.model, weights, start.evaluation, e) for e in ("compiled", "stacked"))
+    assert fast == pytest.approx(slow, abs=2 / len(start.evaluation[1]))  # two ties that rounding decides
+
+
 def test_seeds_differ_and_their_accuracies_stand_in_order(tmp_path):
     point = replace(SMALL, method="non_private", setting="not_applicable", local_lr=0.2, rounds=2)
     both = fed_cdp.measure(replace(point, seeds=2), CPU, tmp_path)

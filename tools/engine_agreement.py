@@ -1,7 +1,7 @@
 """Do recorded trainings stand with another engine? Twelve cells of Fed-CDP's Table II, trained again and set beside.
 
 ``python -m tools.engine_agreement`` (about 20 minutes of one core) writes one row a cell, as it is finished, to
-``results/measured/fed_cdp/engines.csv``; the record of the table is read and never written. A cell that stands already
+``results/measured/engine_agreement.csv``; the record of the table is read and never written. A cell that stands already
 is not run again.
 """
 
@@ -51,7 +51,7 @@ def standard_errors(one: tuple[float, float], other: tuple[float, float], seeds:
     return abs(one[0] - other[0]) / error if error else math.inf * (one[0] != other[0])
 
 
-def main(path: Path = MEASURED / "fed_cdp" / "engines.csv") -> None:
+def main(path: Path = MEASURED / "engine_agreement.csv") -> None:
     """Train the missing cells."""
     torch.set_num_threads(1)
     device, done = torch.device("cpu"), set()

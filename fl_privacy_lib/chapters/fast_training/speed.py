@@ -124,7 +124,7 @@ class Record:
             if {top, bottom} <= times.keys():
                 self.ratio(workload, f"{top} / {bottom}", ratio(times, top, bottom))
         for stage, (upper, *lower) in STAGES.items():
-            if upper in times:
+            if {upper, *lower, "compiled_private"} <= times.keys():
                 less = times[lower[0]] if lower else [0.0] * self.repetitions
                 part = [a - b for a, b in zip(times[upper], less, strict=True)]
                 both = {"stage": part, "whole": times["compiled_private"]}
@@ -143,3 +143,14 @@ def recorded_ratios(workload: str, folder: Path = MEASURED) -> pd.DataFrame:
     path = folder / "performance_ratios.csv"
     table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=RATIO_COLUMNS)
     return table[table["workload"] == workload]
+
+
+def steps(workload: str, folder: Path = MEASURED) -> list[tuple[str, float, float]]:
+    """Return what the engines of `STEPS` do, their recorded ms, and each one's gain over the one before.
+
+    An engine without a recorded row is left out; the first one's gain is 1.
+    """
+    ms = recorded_ms(workload, folder)
+    names = [name for name in STEPS if name in ms]
+    before = [names[0], *names] if names else []
+    return [(STEPS[name], ms[name], ms[last] / ms[name]) for last, name in zip(before, names, strict=False)]

@@ -255,9 +255,11 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     return {name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first} | first
 
 
-def score(model: nn.Module, weights: Gradient, examples: tuple[torch.Tensor, torch.Tensor], engine: str) -> float:
-    """Return the accuracy, through the compiled engine where it has trained: whole data sets take as long as rounds."""
-    form = compiled_form(model, examples) if engine == "compiled" else ""
+def score(
+    model: nn.Module, weights: Gradient, examples: tuple[torch.Tensor, torch.Tensor], engine: str | Sequence[str]
+) -> float:
+    """Return the accuracy, through the compiled engine where it may be taken: whole data sets would cost rounds."""
+    form = compiled_form(model, examples) if engine in ("auto", "compiled") else ""
     if isinstance(form, str):
         return accuracy(model, weights, examples)
     return compiled_hits(form, weights, examples) / len(examples[1])
@@ -291,8 +293,8 @@ def train(
     growth = norm_of(weights) / first_norm
     looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     found = {
-        "accuracy": score(start.model, weights, start.evaluation, taken),
-        "test_accuracy": score(start.model, weights, start.test, taken) if len(start.test[1]) else math.nan,
+        "accuracy": score(start.model, weights, start.evaluation, engine),
+        "test_accuracy": score(start.model, weights, start.test, engine) if len(start.test[1]) else math.nan,
         "rounds_run": max(curve) + 1,
         "diverged": float(lost(curve, constant, growth)),
         "growth": growth,

@@ -131,7 +131,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
 
 
 def test_long_lists_of_parameters_do_not_meet(monkeypatch):
-    monkeypatch.setattr(execution, "execute", lambda name, settings, target: target)
+    monkeypatch.setattr(execution, "execute", lambda settings, target: target)
     monkeypatch.setattr(execution, "timed", lambda step, action: action())
     long = {"model": "logistic_regression", "epsilon": "2", "batch_share": "0.05", "discount": "0.95",
             "dataset": "syn_l", "largest_dimension": "100", "server_lr": "0.1"}  # fmt: skip

@@ -28,7 +28,7 @@ def lenet(seed=0):
     return init_uniform(attacked_lenet(SHAPE, 10, 3), torch.Generator().manual_seed(seed))
 
 
-def observe(defense, stage="example", victims=4, batch=1, rounds=1, first=0, **settings):
+def observe(defense, stage="example", victims=6, batch=1, rounds=1, first=0, **settings):
     """Return observations [victims][rounds], the images behind them [V, B, …] and their labels [V, B]."""
     x, y = digits()
     held = tuple(first + np.arange(i * batch, (i + 1) * batch) for i in range(victims))

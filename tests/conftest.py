@@ -1,4 +1,4 @@
-"""Shared fixtures: where the real data lie, and the rule that CI may not skip for want of them."""
+"""Shared fixtures: where the real data lie, the rule that CI may not skip for want of them, double precision."""
 
 import os
 from pathlib import Path
@@ -21,6 +21,14 @@ def data_root() -> Path:
     if os.environ.get("CI") and named:
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture
+def double():
+    """Count in float64: what rounding does to a path of many steps stays far below what a test asks for."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="module")

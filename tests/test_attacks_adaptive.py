@@ -23,27 +23,29 @@ from fl_privacy_lib.metrics import mse
 from fl_privacy_lib.models import build, init_uniform, parameters_of
 
 # --- adaptive arms
+#
+# About one of a hundred victims is missed, and not the same one on every processor: of six, four are asked for.
 
 
 def test_a_cosine_for_each_tensor_sees_through_clipping_without_knowing_the_bound():
     seen, truth, _ = observe(fed_cdp("batch", clip_norm=0.2))
     aware = reconstruct(lenet(), seen, SHAPE, Attack(objective="layer_cosine", max_iterations=60))
     naive = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=20))
-    assert successes(aware, truth).sum() >= 3
-    assert not successes(naive, truth).any()
+    assert successes(aware, truth).sum() >= 4
+    assert successes(naive, truth).sum() <= 1
 
 
 def test_one_cosine_sees_through_a_clip_of_the_whole_gradient():
     seen, truth, _ = observe(fed_cdp("batch", clip_norm=0.2, scope="all"))
     aware = reconstruct(lenet(), seen, SHAPE, Attack(objective="cosine", max_iterations=60))
-    assert successes(aware, truth).sum() >= 3
+    assert successes(aware, truth).sum() >= 4
 
 
 def test_who_leaves_out_the_zeros_sees_through_pruning():
     seen, truth, _ = observe(pruned(0.7, at="per_example"))
     aware = reconstruct(lenet(), seen, SHAPE, Attack(mask="zeros", max_iterations=80))
     naive = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=40))
-    assert successes(aware, truth).sum() >= 3
+    assert successes(aware, truth).sum() >= 4
     assert successes(naive, truth).sum() <= 1
 
 
@@ -65,8 +67,8 @@ def test_who_leaves_out_what_is_unusual_sees_through_noise_on_a_part():
     noisy = spoiled(seen, 1.0, 0.4)
     aware = reconstruct(lenet(), noisy, SHAPE, Attack(mask="outliers", max_iterations=60))
     naive = reconstruct(lenet(), noisy, SHAPE, Attack(max_iterations=40))
-    assert successes(aware, truth).sum() >= 3
-    assert not successes(naive, truth).any()
+    assert successes(aware, truth).sum() >= 4
+    assert successes(naive, truth).sum() <= 1
 
 
 def test_who_is_told_which_tensor_was_touched_needs_no_guess():
@@ -76,9 +78,9 @@ def test_who_is_told_which_tensor_was_touched_needs_no_guess():
     told = {"7.weight": torch.tensor(False)}
     attack = Attack(max_iterations=60)
     found = reconstruct(lenet(), muted, SHAPE, attack, labels=labels, trusted=told)
-    assert successes(found, truth).sum() >= 3 and found.knowledge.mask == "given"
-    assert not successes(reconstruct(lenet(), muted, SHAPE, attack, labels=labels), truth).any()
-    every = {name: torch.ones(4, *p.shape, dtype=torch.bool) for name, p in lenet().named_parameters()}
+    assert successes(found, truth).sum() >= 4 and found.knowledge.mask == "given"
+    assert successes(reconstruct(lenet(), muted, SHAPE, attack, labels=labels), truth).sum() <= 1
+    every = {name: torch.ones(6, *p.shape, dtype=torch.bool) for name, p in lenet().named_parameters()}
     plain = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=2), labels=labels)
     allowed = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=2), labels=labels, trusted=every)
     torch.testing.assert_close(plain.images, allowed.images)
@@ -114,9 +116,9 @@ def test_a_prior_on_smooth_images_helps_against_noise():
     seen, truth, _ = observe(random_noise(0.02, "gaussian", at="per_example"))
     errors = [
         mse(reconstruct(lenet(), seen, SHAPE, Attack(objective="relative", tv=tv, max_iterations=12)).images.numpy(),
-            truth.numpy()).mean() for tv in (0.0, 1e-4)
+            truth.numpy()).mean() for tv in (0.0, 1e-3)
     ]  # fmt: skip
-    assert errors[1] < errors[0]
+    assert errors[1] < errors[0] / 1.2
 
 
 # --- starts, tries, steps
@@ -144,13 +146,13 @@ def test_starts_of_one_colour():
 
 def test_the_best_of_several_tries_is_the_one_with_the_least_objective():
     seen, *_ = observe(random_noise(0.01, "gaussian", at="per_example"), victims=2)
-    attack = Attack(max_iterations=1, start="normal")
+    attack = Attack(max_iterations=1, steps=1, start="normal")  # after one step paths have not parted yet
     alone, three = (reconstruct(lenet(), seen, SHAPE, replace(attack, tries=k)) for k in (1, 3))
-    assert (three.loss <= alone.loss * (1 + 1e-4)).all() and (three.loss < 0.999 * alone.loss).any()
+    assert (three.loss <= alone.loss * (1 + 1e-4)).all() and (three.loss < 0.9 * alone.loss).any()
     assert three.images.shape == alone.images.shape and len(three.status) == 2
     single, *_ = observe(random_noise(0.01, "gaussian", at="per_example"), victims=1)
     one = reconstruct(lenet(), single, SHAPE, replace(attack, tries=3))
-    torch.testing.assert_close(one.loss, three.loss[:1], rtol=1e-3, atol=0)
+    torch.testing.assert_close(one.loss, three.loss[:1], rtol=1e-4, atol=0)
 
 
 def test_when_one_try_has_converged_the_others_stop():
@@ -175,7 +177,7 @@ def test_the_box_keeps_every_step_among_images():
         assert (at == 1).all()
     seen, truth, _ = observe(non_private())
     found = reconstruct(lenet(), seen, SHAPE, Attack(box=True, max_iterations=60))
-    assert successes(found, truth).sum() >= 3
+    assert successes(found, truth).sum() >= 4
 
 
 def test_signed_adam_is_adam_on_signs():
@@ -226,7 +228,7 @@ def test_a_soft_label_is_found_with_its_image():
     seen, truth, labels = observe(non_private())
     found = reconstruct(lenet(), seen, SHAPE, dlg(max_iterations=80, tries=2))
     right = successes(found, truth)
-    assert right.sum() >= 3 and torch.equal(found.labels[right], labels[right])
+    assert right.sum() >= 4 and torch.equal(found.labels[right], labels[right])
     assert found.knowledge.labels == "joint"
 
 
@@ -319,12 +321,12 @@ def test_a_unit_that_one_image_alone_switches_on_shows_it():
 
 
 def test_an_oracle_keeps_the_nearest_iterate_and_says_so():
-    seen, truth, _ = observe(fed_cdp("batch", clip_norm=0.2), victims=3)
+    seen, truth, _ = observe(fed_cdp("batch", clip_norm=0.2), victims=12)
     attack = Attack(max_iterations=8, stall=(99, 0.0))
     honest = reconstruct(lenet(), seen, SHAPE, attack)
     oracle = reconstruct(lenet(), seen, SHAPE, replace(attack, select="oracle"), truth=truth)
     errors = [mse(r.images.numpy(), truth.numpy())[:, 0] for r in (oracle, honest)]
-    assert (errors[0] <= errors[1] + 1e-7).all() and (errors[0] < 0.9 * errors[1]).any()
+    assert (errors[0] <= errors[1] + 1e-7).all() and (errors[0] < 0.99 * errors[1]).sum() >= 3
     torch.testing.assert_close(oracle.loss, honest.loss)  # the optimiser itself is not told
     assert oracle.knowledge.truth and "oracle" in str(oracle.knowledge) and not honest.knowledge.truth
 

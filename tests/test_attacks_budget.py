@@ -42,7 +42,7 @@ def seen_of(model, image, label, change=1.0):
     return Observation(Tap("example"), values, parameters_of(model), 0.1, 1, 1, public)
 
 
-def tiny_attack(rate, iterations):
+def tiny_attack(rate, iterations, steps=20):
     """Return a victim of label 1, and torch's Adam on it: the iterates and their objectives."""
     model = Linear()
     observation = seen_of(model, torch.tensor([[[0.45, 0.55], [0.5, 0.4]]]), 1)
@@ -53,19 +53,21 @@ def tiny_attack(rate, iterations):
         (gradient,) = torch.autograd.grad(loss, [model.weight], create_graph=True)
         return (gradient - observation.values["weight"][0]).square().sum()
 
-    iterates = by_torch(lambda p: torch.optim.Adam([p], lr=rate), objective, begin, iterations)
+    iterates = by_torch(lambda p: torch.optim.Adam([p], lr=rate), objective, begin, iterations, steps)
     return model, observation, iterates, [float(objective(i).detach()) for i in iterates]
 
 
-def test_the_result_is_the_iterate_with_the_least_objective():
-    model, observation, iterates, values = tiny_attack(rate=2.0, iterations=4)
-    attack = Attack(optimiser="adam", learning_rate=2.0, max_iterations=4, stall=(99, 0.1))
+def test_the_result_is_the_iterate_with_the_least_objective(double):
+    """Eight single steps, too long to end where they passed: the third came nearest, by a factor of five."""
+    model, observation, iterates, values = tiny_attack(rate=0.15, iterations=8, steps=1)
+    attack = Attack(optimiser="adam", learning_rate=0.15, max_iterations=8, steps=1, stall=(99, 0.1))
     found = reconstruct(model, [observation], TINY, attack)
-    least = int(np.argmin(values))
-    shown = [i.clamp(0, 1) for i in iterates]
-    assert values[-1] > 1.001 * values[least] and (shown[-1] - shown[least]).abs().max() > 0.1
-    assert float(found.loss[0]) == pytest.approx(values[least], rel=1e-5)
-    torch.testing.assert_close(found.images[0, 0], shown[least], rtol=0, atol=1e-2)
+    shown, least = [i.clamp(0, 1) for i in iterates], int(np.argmin(values))
+    others = [i for i in range(8) if i != least]
+    assert least == 2 and all(values[i] > 5 * values[least] for i in others)
+    assert all((shown[i] - shown[least]).abs().max() > 0.1 for i in others)
+    assert float(found.loss[0]) == pytest.approx(values[least], rel=1e-6)
+    torch.testing.assert_close(found.images[0, 0], shown[least], rtol=0, atol=1e-6)
 
 
 class Blind(nn.Module):
@@ -90,17 +92,17 @@ def test_a_victim_without_progress_is_stopped_after_the_window(optimiser, window
     assert found.iterations.tolist() == [window + 1]  # iteration 1 is the first to compare with
 
 
-def test_a_stall_is_what_the_window_and_the_fraction_say():
-    model, observation, _, values = tiny_attack(rate=0.01, iterations=10)
+def test_a_stall_is_what_the_window_and_the_fraction_say(double):
+    model, observation, _, values = tiny_attack(rate=0.02, iterations=10)
     best, stops = np.minimum.accumulate(values), []
-    attack = Attack(optimiser="adam", learning_rate=0.01, max_iterations=10, stop_loss=1e-30)
-    for window, fraction in ((1, 0.8), (1, 0.5), (2, 0.97), (2, 0.94), (3, 0.995), (5, 0.5)):
+    attack = Attack(optimiser="adam", learning_rate=0.02, max_iterations=10, stop_loss=1e-30)
+    for window, fraction in ((1, 0.68), (1, 0.5), (2, 0.95), (2, 0.98), (3, 0.998), (5, 0.5)):
         stalled = [i for i in range(window, 10) if best[i] >= (1 - fraction) * best[i - window]]
         stops.append(stalled[0] + 1 if stalled else 10)
         found = reconstruct(model, [observation], TINY, replace(attack, stall=(window, fraction)))
         assert found.iterations.tolist() == [stops[-1]]
         assert found.status == ["stalled" if stalled else "budget"]
-    assert stops == [4, 8, 5, 9, 10, 10]  # not only right after the window, and not always
+    assert stops == [6, 10, 7, 3, 4, 10]  # not only right after the window, and not always
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0])

@@ -9,13 +9,6 @@ from fl_privacy_lib.reproduction.paths import MEASURED
 from tools import bench_attacks
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def test_both_engines_take_the_same_steps(double):
     view = bench_attacks.scene("digits", 2)
     attack = Attack(max_iterations=2, stop_loss=1e-30, restarts=0)

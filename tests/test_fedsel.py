@@ -36,8 +36,12 @@ def plan_of(**changes):
 
 
 def largest(scores, generator):
-    """Select the largest score: a selection without chance."""
-    return scores.argmax(1)
+    """Select the largest score: a selection without chance, and without ties.
+
+    Clipped values move the weights by equal steps, and under the hinge a client's residual may hold nothing but two of
+    those. A preference of 3 % for every later coordinate keeps the choice between them from rounding.
+    """
+    return (scores * 1.03 ** torch.arange(scores.shape[1])).argmax(1)
 
 
 def drawn(scores, generator):

@@ -1,5 +1,7 @@
 """Chapter 01's grid: equal observations are equal bit for bit, and the recorded rows come out again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -77,12 +79,16 @@ def test_the_summary_averages_images_and_spreads_over_seeds():
 
 
 def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
-    """The quick profile's own promise: at least 90 % of 16 victims."""
+    """The quick profile's own promise, at least 90 %, asked of twice its victims: three of 32 may be missed."""
     data = load("mnist", data_root, decoded_cache())
     settings = ThreatTypes.of_profile("quick")
     point = threat_types.grid(settings, "mnist", clients_of(data))[0]
     assert (point.threat_type, point.method, point.victims) == ("type_2", "non_private", 16)
+<<<<<<< ours
     assert measure(point, data, CPU)["success"].mean() >= 0.9
+=======
+    assert threat_types.measure(replace(point, victims=32), data, CPU)["success"].mean() >= 0.9
+>>>>>>> theirs
 
 
 @pytest.mark.parametrize("threat", ["type_2", "type_0_1"])

@@ -84,11 +84,7 @@ def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
     settings = ThreatTypes.of_profile("quick")
     point = threat_types.grid(settings, "mnist", clients_of(data))[0]
     assert (point.threat_type, point.method, point.victims) == ("type_2", "non_private", 16)
-<<<<<<< ours
-    assert measure(point, data, CPU)["success"].mean() >= 0.9
-=======
-    assert threat_types.measure(replace(point, victims=32), data, CPU)["success"].mean() >= 0.9
->>>>>>> theirs
+    assert measure(replace(point, victims=32), data, CPU)["success"].mean() >= 0.9
 
 
 @pytest.mark.parametrize("threat", ["type_2", "type_0_1"])

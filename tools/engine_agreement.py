@@ -48,7 +48,9 @@ def _read(text: object, kind: type) -> object:
 def standard_errors(one: tuple[float, float], other: tuple[float, float], seeds: int) -> float:
     """Return how many standard errors of their difference two means over seeds lie apart."""
     error = math.sqrt((one[1] ** 2 + other[1] ** 2) / seeds)
-    return abs(one[0] - other[0]) / error if error else math.inf * (one[0] != other[0])
+    if error == 0:
+        return 0.0 if one[0] == other[0] else math.inf
+    return abs(one[0] - other[0]) / error
 
 
 def main(path: Path = MEASURED / "engine_agreement.csv") -> None:

@@ -111,6 +111,11 @@ def test_adam_rows_take_torchs_steps():
             torch.testing.assert_close(loss, evaluate(at)[0])
 
 
+def alike(one, other):
+    """Assert that rows took the same path: a row elsewhere in a stack may be rounded otherwise, and no more."""
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def breaking(value):
     """Return an objective that is smooth at first and later returns no number any more."""
     calls = []
@@ -133,7 +138,8 @@ def test_a_row_does_not_depend_on_its_neighbours(make, value, late):
     for _ in range(4):
         loss, at = alone.advance(by_rows(own))
         all_loss, all_at = together.advance(by_rows(crowd))
-        assert torch.equal(loss, all_loss[[0, 2]]) and torch.equal(at, all_at[[0, 2]])
+        alike(loss, all_loss[[0, 2]])
+        alike(at, all_at[[0, 2]])
         assert torch.isfinite(at).all()
     assert not torch.isfinite(all_loss[1]) or all_loss[1].abs() > 1e100 or value == 1e200
 
@@ -150,14 +156,14 @@ def test_a_restarted_row_forgets_and_a_selected_one_goes_on(make):
         _, at = optimiser.advance(by_rows(objectives))
         _, before = control.advance(by_rows(objectives))
         _, begun = other.advance(by_rows(objectives[1:2]))
-        assert torch.equal(at[[0, 2]], before[[0, 2]])
-        assert torch.equal(at[1], begun[0])
+        alike(at[[0, 2]], before[[0, 2]])
+        alike(at[1], begun[0])
     keep = torch.tensor([True, False, True])
     optimiser.select(keep)
     chosen = [objectives[0], objectives[2]]
     for _ in range(2):
         _, at = optimiser.advance(by_rows(chosen))
-        assert torch.equal(at, control.advance(by_rows(objectives))[1][keep])
+        alike(at, control.advance(by_rows(objectives))[1][keep])
 
 
 def test_a_restart_heals_a_row_that_is_no_number():
@@ -168,4 +174,4 @@ def test_a_restart_heals_a_row_that_is_no_number():
     healthy = LBFGS(x[:1])
     for _ in range(3):
         _, at = optimiser.advance(by_rows([rosenbrock, quadratic(6, 10, 0)]))
-        assert torch.equal(at[0], healthy.advance(by_rows([rosenbrock]))[1][0])
+        alike(at[0], healthy.advance(by_rows([rosenbrock]))[1][0])

@@ -164,7 +164,7 @@ def test_a_ratio_is_taken_pair_by_pair_and_judged_by_its_bound(tmp_path, capsys)
 
 
 def test_every_bound_is_one_of_a_ratio_that_the_bench_measures():
-    source = (ROOT / "fl_privacy_lib" / "reproduction" / "bench.py").read_text()
+    source = (ROOT / "tools" / "bench.py").read_text()
     pairs = {f"{a} / {b}" for a, b in speed.RATIOS}
     engines = {*bench.ENGINES, *bench.COMPILED, "opacus", "floor", "ours_non_private_and_noise"}
     assert {name for pair in speed.RATIOS for name in pair} <= engines

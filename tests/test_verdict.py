@@ -155,7 +155,7 @@ def test_without_a_known_setting_nothing_counts(monkeypatch):
 
 # ---- no reduced row counts: pages, badges, ledger, README -----------------------------------------------------
 
-DRAWS = r"beside\(|compare\(|claims_table\(|claims_summary|table_3\(\)|accounted\(|ratios\(|crossed\("
+DRAWS = r"beside\(|compare\(|claims_table\(|claims_summary|table_3\(\)|accounted\(|\bratios\(|crossed\("
 
 
 @functools.cache

@@ -131,15 +131,26 @@ def _readable(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _same(model: nn.Module, twin: nn.Module) -> bool:
-    """Return whether two models have the same classes, options, hooks and kinds of parameters, in the same order."""
-    ours, others = (list(map(_traits, m.modules())) for m in (model, twin))
-    return ours == others
+    """Return whether a model's modules are its twin's, in order: classes, options, hooks and kinds of parameters.
+
+    What somebody else has noted on a module beside these (Opacus does) changes nothing, but for another ``forward``.
+    """
+    pairs = list(zip(model.modules(), twin.modules(), strict=False))
+    equal_length = len(list(model.modules())) == len(list(twin.modules()))
+    return equal_length and all(_alike(module, other) for module, other in pairs)
 
 
-def _traits(module: nn.Module) -> tuple:
-    options = {name: value for name, value in vars(module).items() if name not in CONTENTS}
-    kinds = [(p.shape, p.dtype, p.requires_grad, p._backward_hooks) for p in module.parameters(recurse=False)]
-    return type(module), options, kinds
+def _alike(module: nn.Module, other: nn.Module) -> bool:
+    # the hooks themselves are compared; that there once was one changes nothing
+    left_out = {*CONTENTS, "_is_full_backward_hook"}
+    options = {name: value for name, value in vars(other).items() if name not in left_out}
+    noted = vars(module)
+    kinds, others = (
+        [(p.shape, p.dtype, p.requires_grad, bool(p._backward_hooks)) for p in m.parameters(recurse=False)]
+        for m in (module, other)
+    )
+    same_options = all(name in noted and noted[name] == value for name, value in options.items())
+    return type(module) is type(other) and "forward" not in noted and same_options and kinds == others
 
 
 Memory = namedtuple(

@@ -98,9 +98,7 @@ def two_stage_epsilon(selection: AnySelection | None, value: AnyPerturbation | N
     as far as both stages keep their own ε. Residual and momentum change nothing: they are functions of the client's
     own data and of what it has already sent.
     """
-    if value is None:
-        return math.inf
-    return (0.0 if selection is None else selection_epsilon(selection, d)) + value_epsilon(value)
+    return sum(exact_epsilons(selection, value, d))
 
 
 def budget(epochs: int, selection: AnySelection | None, value: AnyPerturbation | None, d: int) -> float:
@@ -125,8 +123,11 @@ def claimed_epsilons(selection: AnySelection | None, value: AnyPerturbation | No
 
 
 def exact_epsilons(selection: AnySelection | None, value: AnyPerturbation | None, d: int) -> tuple[float, float]:
-    """Return the exact ε of the two stages of a report among d coordinates; see `two_stage_epsilon`."""
-    return 0.0 if selection is None else selection_epsilon(selection, d), two_stage_epsilon(None, value, d)
+    """Return the exact ε of the two stages of a report among d coordinates; ``inf`` for a value in clear."""
+    return (
+        0.0 if selection is None else selection_epsilon(selection, d),
+        math.inf if value is None else value_epsilon(value),
+    )
 
 
 def unknown(selection: object, value: object) -> tuple[str, str] | None:

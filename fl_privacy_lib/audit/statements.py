@@ -14,7 +14,7 @@ from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.events import Event, Floats, Relation, Unit, check_delta
 from fl_privacy_lib.accounting.spending import Spending
 from fl_privacy_lib.audit.arguments import global_rate
-from fl_privacy_lib.audit.local import AnyPerturbation, AnySelection, claimed_epsilons, exact_epsilons, unknown
+from fl_privacy_lib.audit.local import AnyPerturbation, AnySelection, budget, claimed_epsilons, exact_epsilons, unknown
 from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile
 from fl_privacy_lib.defenses.events import RELATIONS, UNITS, Holding, Reason, Release, events, release, unbounded
 from fl_privacy_lib.defenses.limits import local_rule, noisy, silent
@@ -198,16 +198,15 @@ def _batches_drawn_anew(
     under ``replace_one`` only, of which an empty place is a special case.
     """
     bound: Relation = "replace_one" if plan.batch_sampling == "with_replacement" else relation
-    certain = np.count_nonzero(distribution) == 1
-    tail = delta / 2  # nothing of δ goes to a number of participations that is certain
-    most = int(np.argmax(distribution)) if certain else quantile(distribution, tail)
+    certain = np.count_nonzero(distribution) == 1  # and then nothing of δ goes to it
+    most = quantile(distribution, delta / 2)
     if most == 0:
         return None
     (event,) = events(defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most)
     if event.sampling == "none":
         return None
     try:
-        return spend(event, "pld", delta if certain else delta - tail)
+        return spend(event, "pld", delta if certain else delta / 2)
     except InputError:
         return None
 
@@ -217,8 +216,7 @@ def _of_reports(
 ) -> Statements:
     """Return both statements on a training whose clients report privately by themselves."""
     distribution = participations(plan, holding.holders if unit == "example" else 1)
-    certain = np.count_nonzero(distribution) == 1
-    most = max(1, int(np.argmax(distribution)) if certain else quantile(distribution, delta))
+    most = max(1, quantile(distribution, delta))
     if (why := unknown(select, value)) is not None:
         claim = Statement("as the paper counts", math.inf, delta, unit, "replace_one", "none", "none", _SERVER, (why,))
         return Statements(claim, replace(claim, reading="what can be proved"))
@@ -263,5 +261,5 @@ def local_statement(
 
     return Statements(
         state("as the paper counts", epochs * sum(claims), added),
-        state("what can be proved", epochs * sum(exact), *reasons, added),
+        state("what can be proved", budget(epochs, selection, value, d), *reasons, added),
     )

@@ -24,17 +24,23 @@ def parser() -> argparse.ArgumentParser:
         if name != "book":
             command.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
         command.add_argument("parameters", nargs="*", help="name=value over the profile's values")
-        command.add_argument("--profile", default=default, help=f"{', '.join(PROFILES)} (default {default})")
+        command.add_argument(
+            "--profile", default=default, help=f"{', '.join(PROFILES)} (default {default})"
+        )
         if name == "record":
             command.add_argument("--only", help="record one table only, e.g. fed_cdp/table_7")
     params = commands.add_parser("params", help="list a chapter's parameters with what each may be")
     params.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
-    lab = commands.add_parser("lab", help="open a copy of a chapter of your own, in runs/, in JupyterLab")
+    lab = commands.add_parser(
+        "lab", help="open a copy of a chapter of your own, in runs/, in JupyterLab"
+    )
     lab.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
     serve = commands.add_parser("serve", help="serve the built book on this machine")
     serve.add_argument("--port", type=int, default=8000)
     commands.add_parser("summary", help="write the claims summary into README.md")
-    times = commands.add_parser("times", help="measure each chapter's run time into results/measured/run_times.csv")
+    times = commands.add_parser(
+        "times", help="measure each chapter's run time into results/measured/run_times.csv"
+    )
     times.add_argument("chapters", nargs="*", help="01, threat_types or 01_threat_types; none: all")
     return top
 
@@ -44,19 +50,29 @@ def main(arguments: list[str] | None = None) -> int:
     options, late = parser().parse_known_args(arguments)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        if hasattr(options, "parameters"):  # argparse takes positional words only before the first option
+        if hasattr(
+            options, "parameters"
+        ):  # argparse takes positional words only before the first option
             options.parameters += [word for word in late if not word.startswith("-")]
             late = [word for word in late if word.startswith("-")]
         if late:
-            raise InputError(f"{late[0]!r} is not understood: see python -m fl_privacy_lib {options.command} --help.")
+            raise InputError(
+                f"{late[0]!r} is not understood: see python -m fl_privacy_lib {options.command} --help."
+            )
         if getattr(options, "chapter", "") is None:
-            raise InputError(f"name a chapter, for example python -m fl_privacy_lib {options.command} 01.")
+            raise InputError(
+                f"name a chapter, for example python -m fl_privacy_lib {options.command} 01."
+            )
         return _dispatch(options)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print("interrupted: finished points are kept; the same command continues.", file=sys.stderr, flush=True)
+        print(
+            "interrupted: finished points are kept; the same command continues.",
+            file=sys.stderr,
+            flush=True,
+        )
         # at once: a clean exit would wait for the workers' points under way
         os._exit(stop.args[0] if stop.args else 130)
 
@@ -86,7 +102,9 @@ def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "book":
         known = sorted({name for kind in CHAPTERS.values() for name in kind.model_fields})
         if unknown := sorted(set(values) - set(known)):
-            raise InputError(f"no notebook has a parameter {unknown[0]!r}; there are {', '.join(known)}.")
+            raise InputError(
+                f"no notebook has a parameter {unknown[0]!r}; there are {', '.join(known)}."
+            )
         from fl_privacy_lib.reproduction.book import build
 
         build(CHAPTERS, options.profile, values)
@@ -116,7 +134,9 @@ def _serve(port: int) -> int:
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        raise InputError(f"port {port} cannot be used ({error.strerror}): name another with --port.") from None
+        raise InputError(
+            f"port {port} cannot be used ({error.strerror}): name another with --port."
+        ) from None
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)
         server.serve_forever()
@@ -145,7 +165,12 @@ def _show_parameters(name: str) -> int:
     for parameter, field in kind.model_fields.items():
         allowed = [str(word) for word in getattr(field.annotation, "__args__", ())]
         signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-        bounds = [f"{s} {getattr(r, n):g}" for r in field.metadata for n, s in signs.items() if hasattr(r, n)]
+        bounds = [
+            f"{s} {getattr(r, n):g}"
+            for r in field.metadata
+            for n, s in signs.items()
+            if hasattr(r, n)
+        ]
         limits = f" [{' | '.join(allowed) or ', '.join(bounds)}]" if allowed or bounds else ""
         print(f"  {parameter} = {field.default}{limits}  {field.description}")
     return 0

@@ -30,7 +30,9 @@ def one_of(allowed: Iterable[str], **values: str) -> None:
     words = list(allowed)
     for name, value in values.items():
         if value not in words:
-            raise InputError(f"{name} = {value!r} is not one of {', '.join(words)}{nearest(value, words)}.")
+            raise InputError(
+                f"{name} = {value!r} is not one of {', '.join(words)}{nearest(value, words)}."
+            )
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

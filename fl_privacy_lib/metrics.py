@@ -62,8 +62,12 @@ def ssim(image: np.ndarray, other: np.ndarray) -> np.ndarray:
     -------
     array [...] in [−1, 1]
     """
-    image, other = np.broadcast_arrays(np.asarray(image, dtype=np.float64), np.asarray(other, dtype=np.float64))
-    flat = zip(image.reshape(-1, *image.shape[-3:]), other.reshape(-1, *image.shape[-3:]), strict=True)
+    image, other = np.broadcast_arrays(
+        np.asarray(image, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    )
+    flat = zip(
+        image.reshape(-1, *image.shape[-3:]), other.reshape(-1, *image.shape[-3:]), strict=True
+    )
     scores = [structural_similarity(a, b, data_range=1.0, channel_axis=0) for a, b in flat]
     return np.array(scores).reshape(image.shape[:-3])
 
@@ -71,8 +75,8 @@ def ssim(image: np.ndarray, other: np.ndarray) -> np.ndarray:
 def success(image: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return whether each reconstruction succeeds: MSE < 0.01 and SSIM > 0.6.
 
-    Both, because each alone is easily met: a grey image has an MSE of about 0.1 on MNIST, and the papers
-    count distances above that as success.
+    Both, because each alone is easily met: a grey image has an MSE of about 0.1 on MNIST, and the
+    papers count distances above that as success.
     """
     return (mse(image, other) < MSE_SUCCESS) & (ssim(image, other) > SSIM_SUCCESS)
 
@@ -105,7 +109,8 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
 
     Notes
     -----
-    Source: Wilson (1927). Unlike the normal interval it stays in [0, 1] and has a width at 0 and at all.
+    Source: Wilson (1927). Unlike the normal interval it stays in [0, 1] and has a width at 0 and at
+    all.
 
     Examples
     --------
@@ -113,7 +118,9 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
     [0.8064, 1.0]
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise InputError(f"{successes} successes in {trials} trials are no rate: give 0 ≤ successes ≤ trials ≥ 1.")
+        raise InputError(
+            f"{successes} successes in {trials} trials are no rate: give 0 ≤ successes ≤ trials ≥ 1."
+        )
     in_range(1e-9, 1 - 1e-9, confidence=confidence)
     z = norm.ppf(0.5 + confidence / 2)
     rate, weight = successes / trials, z * z / trials

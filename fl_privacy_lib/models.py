@@ -1,8 +1,8 @@
 """The networks of the papers: the ones that are trained, and the ones that are attacked.
 
-The papers train one network and attack another. The training network is a ReLU CNN without biases; the
-published reconstructions come from an untrained sigmoid LeNet whose weights and biases are drawn
-from U(−0.5, 0.5). A success rate belongs to the network it was measured on.
+The papers train one network and attack another. The training network is a ReLU CNN without biases;
+the published reconstructions come from an untrained sigmoid LeNet whose weights and biases are
+drawn from U(−0.5, 0.5). A success rate belongs to the network it was measured on.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,9 @@ Parameters = dict[str, torch.Tensor]
 def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
     """Return the CNN that the Fed-CDP papers train.
 
-    Two valid 3×3 convolutions (32 and 64 channels, ReLU, 2×2 max-pooling) and one dense layer; no biases,
-    so that "layer" and "tensor" mean the same. The released code's dropout is never active and is left out.
+    Two valid 3×3 convolutions (32 and 64 channels, ReLU, 2×2 max-pooling) and one dense layer; no
+    biases, so that "layer" and "tensor" mean the same. The released code's dropout is never active
+    and is left out.
 
     Parameters
     ----------
@@ -49,11 +50,13 @@ def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def attacked_lenet(shape: tuple[int, int, int], classes: int, convolutions: int = 4) -> nn.Sequential:
+def attacked_lenet(
+    shape: tuple[int, int, int], classes: int, convolutions: int = 4
+) -> nn.Sequential:
     """Return the sigmoid LeNet on which the published reconstructions were made.
 
-    12 channels of 5×5 convolutions with padding 2 (strides 2, 2, 1 and, with four, 1), sigmoid after each,
-    and one dense layer. Initialise it with `init_uniform`.
+    12 channels of 5×5 convolutions with padding 2 (strides 2, 2, 1 and, with four, 1), sigmoid
+    after each, and one dense layer. Initialise it with `init_uniform`.
 
     Parameters
     ----------
@@ -108,7 +111,8 @@ class Margin(nn.Module):
 def linear_margin(features: int) -> nn.Sequential:
     """Return a linear model of d weights without bias for two classes, all weights 0.
 
-    Under the cross-entropy it is logistic regression; `federated.gradients.MarginLoss` has the hinge loss as well.
+    Under the cross-entropy it is logistic regression; `federated.gradients.MarginLoss` has the
+    hinge loss as well.
 
     Notes
     -----
@@ -124,7 +128,9 @@ def linear_margin(features: int) -> nn.Sequential:
     return nn.Sequential(linear, Margin())
 
 
-def init_uniform(model: nn.Module, generator: torch.Generator, half_width: float = 0.5) -> nn.Module:
+def init_uniform(
+    model: nn.Module, generator: torch.Generator, half_width: float = 0.5
+) -> nn.Module:
     """Draw every weight and bias from U(−half_width, half_width), in place, and return the model.
 
     Source: the released code of DLG and CPL (half_width = 0.5).
@@ -136,7 +142,7 @@ def init_uniform(model: nn.Module, generator: torch.Generator, half_width: float
 
 
 def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Draw weights from Glorot's uniform law and set biases to zero (the default of Keras), in place."""
+    """Draw weights from Glorot's uniform distribution and set biases to zero (the default of Keras), in place."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -146,21 +152,31 @@ def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
     return model
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {"training_cnn": training_cnn, "attacked_lenet": attacked_lenet}
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "training_cnn": training_cnn,
+    "attacked_lenet": attacked_lenet,
+}
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> nn.Module:
     """Return an initialised model by name: 'training_cnn', 'attacked_lenet' or 'mlp'.
 
-    Each gets the initialisation its paper used: Glorot for trained networks, U(−0.5, 0.5) for the attacked one.
+    Each gets the initialisation its paper used: Glorot for trained networks, U(−0.5, 0.5) for the
+    attacked one.
     """
     one_of([*BUILDERS, "mlp"], model=name)
     if name == "mlp":
         return init_glorot(mlp(int(torch.tensor(shape).prod()), classes), generator)
     if len(shape) != 3:
-        raise InputError(f"model = {name!r} needs images, but an example has shape {shape}; use 'mlp'.")
+        raise InputError(
+            f"model = {name!r} needs images, but an example has shape {shape}; use 'mlp'."
+        )
     model = BUILDERS[name](shape, classes)
-    return init_uniform(model, generator) if name == "attacked_lenet" else init_glorot(model, generator)
+    return (
+        init_uniform(model, generator)
+        if name == "attacked_lenet"
+        else init_glorot(model, generator)
+    )
 
 
 def parameters_of(model: nn.Module) -> Parameters:
@@ -168,7 +184,11 @@ def parameters_of(model: nn.Module) -> Parameters:
 
     What is frozen (``requires_grad_(False)``) stays as it is in the model, and nobody sends it.
     """
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def call(model: nn.Module, weights: Parameters, x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +198,8 @@ def call(model: nn.Module, weights: Parameters, x: torch.Tensor) -> torch.Tensor
     ----------
     weights : tensors by the names of `parameters_of`; what is left out keeps the model's own value
     """
-    # torch's own tying of weights leaves a traced tensor behind in a module that stands in the model twice
+    # torch's own tying of weights leaves a traced tensor behind in a module that stands in the
+    # model twice
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     swapped = {
         f"{path}.{short}" if path else short: weights[names[id(parameter)]]
@@ -194,14 +215,16 @@ def check_per_example(model: nn.Module) -> None:
 
     Raises
     ------
-    InputError
-        If nothing is trainable; for a normalisation over the batch, or one that keeps running statistics: one example's
-        gradient then depends on its neighbours, and clipping it bounds nothing (frozen statistics, ``layer.eval()``,
-        are a fixed affine map and are allowed); for dropout in training mode, whose masks no plan keys; and for
-        GRU and RNN layers, which automatic differentiation cannot vectorise over examples.
+    InputError If nothing is trainable; for a normalisation over the batch, or one that keeps
+        running statistics: one example's gradient then depends on its neighbours, and clipping it
+        bounds nothing (frozen statistics, ``layer.eval()``, are a fixed affine map and are
+        allowed); for dropout in training mode, whose masks no plan keys; and for GRU and RNN
+        layers, which automatic differentiation cannot vectorise over examples.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("the model has no trainable parameter: set requires_grad on what shall be trained.")
+        raise InputError(
+            "the model has no trainable parameter: set requires_grad on what shall be trained."
+        )
     for name, layer in model.named_modules():
         for kinds, applies, why in _REFUSED:
             if isinstance(layer, kinds) and applies(layer):

@@ -1,8 +1,8 @@
 """The sampling plan: who takes part in a round, and which examples each local iteration uses.
 
 Training and accounting read the same plan, so they cannot disagree on how often an example is used.
-Every draw is a function of the plan's seed and of what is drawn (round, client): the order in which the
-draws are asked for changes nothing.
+Every draw is a function of the plan's seed and of what is drawn (round, client): the order in which
+the draws are asked for changes nothing.
 """
 
 import functools
@@ -41,17 +41,17 @@ class Plan:
         L, the batches that a client uses in one participation.
     batch_size : int
         B, examples in a batch; under ``"poisson"`` their expected number.
-    client_sampling : {"fixed", "poisson", "one_pass"}
-        ``fixed``: K_t different clients, uniformly. ``poisson``: each client with probability K_t / K,
-        independently; a round may be empty. ``one_pass``: each epoch of K // K_t rounds has a fresh order of all
-        clients, cut into rounds of K_t; the K mod K_t at its end sit this epoch out.
+    client_sampling : {"fixed", "poisson", "one_pass"} ``fixed``: K_t different clients, uniformly.
+        ``poisson``: each client with probability K_t / K, independently; a round may be empty.
+        ``one_pass``: each epoch of K // K_t rounds has a fresh order of all clients, cut into
+        rounds of K_t; the K mod K_t at its end sit this epoch out.
     batch_sampling : {"one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"}
         See the notes.
     local_lr, server_lr : float
         Learning rates of the client's iterations and of the server's step.
-    client_weighting : {"uniform", "num_examples"}
-        What an update counts for in the aggregate. ``uniform``: 1/K_t each, as in the papers, whatever the clients
-        hold and however many Poisson sampling drew. ``num_examples``: n_k/n over the round's participants, as in
+    client_weighting : {"uniform", "num_examples"} What an update counts for in the aggregate.
+        ``uniform``: 1/K_t each, as in the papers, whatever the clients hold and however many
+        Poisson sampling drew. ``num_examples``: n_k/n over the round's participants, as in
         federated averaging (McMahan et al. 2017); the sizes n_k are then public.
     seed : int
         0 to 2**63 - 1; the only source of randomness.
@@ -63,31 +63,33 @@ class Plan:
 
     Notes
     -----
-    What each sampling means for *amplification*, the gain in privacy from an example's not being used for
-    certain. It is a gain only against those who do not see who takes part.
+    What each sampling means for *amplification*, the gain in privacy from an example's not being
+    used for certain. It is a gain only against those who do not see who takes part.
 
     - Clients ``poisson``: the subsampled mechanism of rate q = K_t / K, once a round, for neighbours that
-      differ by adding or removing. ``fixed``: the same rate, but sampling without replacement, which needs
-      its own bound (neighbours that differ by replacing); the Poisson accountant does not cover it. ``one_pass``:
-      each client takes part at most once an epoch, and nothing is gained against who sees in which round.
+      differ by adding or removing. ``fixed``: the same rate, but sampling without replacement,
+      which needs its own bound (neighbours that differ by replacing); the Poisson accountant does
+      not cover it. ``one_pass``: each client takes part at most once an epoch, and nothing is
+      gained against who sees in which round.
     - Batches ``one_pass_fixed``: each client has one order for all rounds, and the batches follow it. An
-      example is used at the same iteration whenever its client takes part. No amplification inside a
-      participation: one use (or `uses_per_participation`) for each time its client takes part, and not L T events
-      at a rate of B K_t / N. Counting T events at rate K_t / K is exact only where the client's other gradients
-      do not betray that it takes part; where they do, the rate shrinks δ, not ε (`fl_privacy_lib.audit`).
+      example is used at the same iteration whenever its client takes part. No amplification inside
+      a participation: one use (or `uses_per_participation`) for each time its client takes part,
+      and not L T events at a rate of B K_t / N. Counting T events at rate K_t / K is exact only
+      where the client's other gradients do not betray that it takes part; where they do, the rate
+      shrinks δ, not ε (`fl_privacy_lib.audit`).
     - ``one_pass_shuffled``: a fresh order in each round. The iteration that uses an example is secret, but
       exactly one does, so the iterations of a round depend on each other. Poisson accounting is an
       approximation here; what is counted for ``one_pass_fixed`` is a bound.
     - ``with_replacement``: each iteration draws B different examples from all that the client has,
-      independently of the other iterations. Given that the client takes part, each iteration is sampling
-      without replacement at rate B / n; an example may be used up to L times.
+      independently of the other iterations. Given that the client takes part, each iteration is
+      sampling without replacement at rate B / n; an example may be used up to L times.
     - ``poisson``: as before, but each example by itself with probability B / n; batches vary in size and may
-      be empty. Given that the client takes part, each iteration is the Poisson-subsampled mechanism of rate
-      B / n. The L iterations of a participation all happen or none does, so L T events of rate
-      (K_t / K)(B / n) are again an approximation.
+      be empty. Given that the client takes part, each iteration is the Poisson-subsampled mechanism
+      of rate B / n. The L iterations of a participation all happen or none does, so L T events of
+      rate (K_t / K)(B / n) are again an approximation.
 
-    A client that holds one example several times (`fl_privacy_lib.data.Partition.repeats`) uses it that many
-    times more often, and each of its holders adds its own participations.
+    A client that holds one example several times (`fl_privacy_lib.data.Partition.repeats`) uses it
+    that many times more often, and each of its holders adds its own participations.
 
     Examples
     --------
@@ -188,11 +190,11 @@ class Plan:
 
         Returns
         -------
-        list of ndarray of int64
-            L arrays of positions 0 to n - 1 among the client's examples. Each has B entries, all different;
-            under ``"poisson"`` any number of entries. A pass that comes to its end begins again in the same
-            order, so no batch is short; if L B < n, the examples after the first L B of the order are left
-            out (under ``"one_pass_fixed"`` the same ones in every round).
+        list of ndarray of int64 L arrays of positions 0 to n - 1 among the client's examples. Each
+            has B entries, all different; under ``"poisson"`` any number of entries. A pass that
+            comes to its end begins again in the same order, so no batch is short; if L B < n, the
+            examples after the first L B of the order are left out (under ``"one_pass_fixed"`` the
+            same ones in every round).
 
         Raises
         ------
@@ -210,14 +212,19 @@ class Plan:
             rng = self._generator(_BATCHES, round, client)
             return [rng.choice(client_size, size, replace=False) for _ in range(count)]
         fixed = self.batch_sampling == "one_pass_fixed"
-        rng = self._generator(_FIXED_ORDER, client) if fixed else self._generator(_BATCHES, round, client)
+        rng = (
+            self._generator(_FIXED_ORDER, client)
+            if fixed
+            else self._generator(_BATCHES, round, client)
+        )
         order = rng.permutation(client_size)
         return list(order[np.arange(count * size) % client_size].reshape(count, size))
 
     def uses_per_participation(self, client_size: int) -> int:
         """Return how often, at most, one of n examples is used in one participation.
 
-        ceil(L B / n) for a pass (1 unless it begins again), L for the samplings that draw each batch anew.
+        ceil(L B / n) for a pass (1 unless it begins again), L for the samplings that draw each
+        batch anew.
 
         Raises
         ------
@@ -238,7 +245,8 @@ class Plan:
     def expected_uses(self, client_size: int) -> float:
         """Return how often one of n examples is used in one participation on average, L B / n.
 
-        The average is over the order or the draws; under ``"one_pass_fixed"`` the order is drawn once.
+        The average is over the order or the draws; under ``"one_pass_fixed"`` the order is drawn
+        once.
         """
         self._holds_a_batch(client_size)
         return self.local_iterations * self.batch_size / client_size
@@ -253,7 +261,9 @@ class Plan:
             whole_number(0, **{name: value})
             bound = self.clients if name == "client" else self.rounds
             if value >= bound:
-                raise InputError(f"{name} = {value} does not exist: the plan has {name}s 0 to {bound - 1}.")
+                raise InputError(
+                    f"{name} = {value} does not exist: the plan has {name}s 0 to {bound - 1}."
+                )
 
     def _holds_a_batch(self, client_size: int) -> None:
         """Raise `InputError` if a client of this size cannot fill a batch with different examples."""

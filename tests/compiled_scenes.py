@@ -1,8 +1,8 @@
 """Scenes for the compiled engine, and its comparison with automatic differentiation in float64.
 
-Where two values to be pooled, or an input of ReLU and zero, are nearly equal, rounding decides, and a decision moves a
-gradient by more than any rounding. A scene that disagrees is passed over if it holds such a place, and only then.
-"""
+Where two values to be pooled, or an input of ReLU and zero, are nearly equal, rounding decides, and
+a decision moves a gradient by more than any rounding. A scene that disagrees is passed over if it
+holds such a place, and only then."""
 
 import copy
 
@@ -39,7 +39,13 @@ def scene(name, clients=2, examples=30, seed=0):
 
 
 def plan_of(clients=2, **changes):
-    values = {"participants": clients, "rounds": 1, "local_iterations": 2, "batch_size": 5, "local_lr": 0.3}
+    values = {
+        "participants": clients,
+        "rounds": 1,
+        "local_iterations": 2,
+        "batch_size": 5,
+        "local_lr": 0.3,
+    }
     return Plan(clients=clients, **(values | changes))
 
 
@@ -59,7 +65,11 @@ def updates(model, train, partition, plan, defense, engine="compiled"):
 
 
 def named(run, plan):
-    return {f"{t.client} {n}": v for t in update_taps(plan) for n, v in run.observations[t].values.items()}
+    return {
+        f"{t.client} {n}": v
+        for t in update_taps(plan)
+        for n, v in run.observations[t].values.items()
+    }
 
 
 def exact(model, train, partition, plan, defense):
@@ -67,8 +77,10 @@ def exact(model, train, partition, plan, defense):
     double = copy.deepcopy(model).double()
     inside = [
         Tap("batch", int(c), r, i)
-        for r in range(plan.rounds) for c in plan.participants_of(r) for i in range(plan.local_iterations)
-    ]  # fmt: skip
+        for r in range(plan.rounds)
+        for c in plan.participants_of(r)
+        for i in range(plan.local_iterations)
+    ]
     taps = [*inside, *update_taps(plan)]
     run = simulate(double, (train[0].double(), train[1]), partition, plan, defense, taps=taps)
     margins = [margin(double, run.observations[tap].weights, run.truth[tap][0]) for tap in inside]
@@ -82,7 +94,11 @@ def margin(model, weights, x):
         if len(x) and isinstance(layer, nn.ReLU):
             near = x.abs()
             if isinstance(follower, nn.MaxPool2d):
-                windows = x[..., : x.shape[-2] // 2 * 2, : x.shape[-1] // 2 * 2].unfold(2, 2, 2).unfold(3, 2, 2)
+                windows = (
+                    x[..., : x.shape[-2] // 2 * 2, : x.shape[-1] // 2 * 2]
+                    .unfold(2, 2, 2)
+                    .unfold(3, 2, 2)
+                )
                 first, second = windows.flatten(4).topk(2).values.unbind(-1)
                 near = torch.where(first > 0, torch.minimum(first, first - second), -first)
             least = min(least, float(near[near > 0].min()))

@@ -11,7 +11,11 @@ MNIST_FILES = [forms[0].path for forms in DATASETS["mnist"].layouts[0].files]
 
 def check_form(data):
     """What holds for every data set."""
-    pairs = [(data.train_x, data.train_y), (data.validation_x, data.validation_y), (data.test_x, data.test_y)]
+    pairs = [
+        (data.train_x, data.train_y),
+        (data.validation_x, data.validation_y),
+        (data.test_x, data.test_y),
+    ]
     for x, y in pairs:
         assert x.dtype == np.float32 and y.dtype == np.int64
         assert len(x) == len(y) and x.shape[1:] == data.example_shape

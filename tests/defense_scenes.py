@@ -20,7 +20,9 @@ def of_std(noise, std):
     """Return whether the sum of squares fits N(0, std²) and the mean fits 0, each with WRONG_ALARM."""
     noise = noise.double().flatten()
     low, high = stats.chi2.ppf([WRONG_ALARM / 2, 1 - WRONG_ALARM / 2], len(noise))
-    centred = abs(float(noise.mean())) < stats.norm.isf(WRONG_ALARM / 2) * std / math.sqrt(len(noise))
+    centred = abs(float(noise.mean())) < stats.norm.isf(WRONG_ALARM / 2) * std / math.sqrt(
+        len(noise)
+    )
     return bool(low <= float((noise / std).square().sum()) <= high) and centred
 
 
@@ -57,13 +59,17 @@ def plan_of(batch_size=4, **settings):
 def context(clients=1, batch_size=3, seed=0, **more):
     generators = [torch.Generator().manual_seed(seed + i) for i in range(clients)]
     weights = torch.full((clients,), 1 / clients)
-    return ClientContext(0, tuple(range(clients)), generators, weights, batch_size=batch_size, **more)
+    return ClientContext(
+        0, tuple(range(clients)), generators, weights, batch_size=batch_size, **more
+    )
 
 
 def random_gradients(clients=2, batch=3, seed=0, scale=1.0):
     g = torch.Generator().manual_seed(seed)
     sizes = torch.rand(clients, batch, generator=g, dtype=torch.float64) * scale
     return {
-        "a": torch.randn(clients, batch, 4, 5, generator=g, dtype=torch.float64) * sizes[..., None, None],
-        "b": torch.randn(clients, batch, generator=g, dtype=torch.float64) * sizes,  # a scalar parameter
+        "a": torch.randn(clients, batch, 4, 5, generator=g, dtype=torch.float64)
+        * sizes[..., None, None],
+        "b": torch.randn(clients, batch, generator=g, dtype=torch.float64)
+        * sizes,  # a scalar parameter
     }

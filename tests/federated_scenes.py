@@ -22,8 +22,9 @@ CLASSES = 5
 def setting(kind, dtype=torch.float32, clients=4, examples_per_client=6):
     """Return a model, examples and a partition, the same for every test that asks for them."""
     name, shape = MODELS[kind]
-    # Where two values to be pooled nearly tie, rounding decides which of them passes, and with it the update: under
-    # seed 0 a relative change of 1e-6 in the pixels moves it by 4e-3 six times of ten, under this seed by 1e-6 at most.
+    # Where two values to be pooled nearly tie, rounding decides which of them passes, and with it
+    # the update: under seed 0 a relative change of 1e-6 in the pixels moves it by 4e-3 six times of
+    # ten, under this seed by 1e-6 at most.
     generator = torch.Generator().manual_seed(2)
     count = clients * examples_per_client
     x = torch.rand((count, *shape), generator=generator, dtype=dtype)

@@ -48,7 +48,9 @@ class Broken:
 
 
 def scaling(factor):
-    return Defense("scaling", per_client=lambda values, ctx: {name: factor * v for name, v in values.items()})
+    return Defense(
+        "scaling", per_client=lambda values, ctx: {name: factor * v for name, v in values.items()}
+    )
 
 
 SERVER_STATE = replace(fed_cdp(clip_norm=0.5), on_aggregate=Momentum(), initial_state=dict)
@@ -64,13 +66,25 @@ def stop_after_round_1(report):
         raise Stopped("seen enough")
 
 
-def trained(plan=PLAN, defense=SERVER_STATE, model=None, train=None, partition=None, taps=TAPS, **options):
+def trained(
+    plan=PLAN, defense=SERVER_STATE, model=None, train=None, partition=None, taps=TAPS, **options
+):
     """Return the weights, observations and truths of a small run; its parts can be replaced."""
     usual = setting("mlp")
-    parts = [given if given is not None else own for given, own in zip((model, train, partition), usual, strict=True)]
+    parts = [
+        given if given is not None else own
+        for given, own in zip((model, train, partition), usual, strict=True)
+    ]
     run = simulate(*parts, plan, defense, taps=taps, **options)
-    observations = {tap: (o.values, o.weights, o.defense["name"]) for tap, o in run.observations.items()}
-    return {"weights": run.weights, "observations": observations, "truth": run.truth, "history": run.history}
+    observations = {
+        tap: (o.values, o.weights, o.defense["name"]) for tap, o in run.observations.items()
+    }
+    return {
+        "weights": run.weights,
+        "observations": observations,
+        "truth": run.truth,
+        "history": run.history,
+    }
 
 
 def outcome(run, *arguments, **options):
@@ -96,7 +110,9 @@ def scenes(rank, folder):
         "defence": outcome(trained, defense=scaling(1.0 + rank), taps=()),
         "training data": outcome(trained, train=relabelled(rank)),
         "partition": outcome(trained, partition=iid(24, 4, 6, np.random.default_rng(rank))),
-        "initial weights": outcome(trained, model=build("mlp", (30,), 5, torch.Generator().manual_seed(rank))),
+        "initial weights": outcome(
+            trained, model=build("mlp", (30,), 5, torch.Generator().manual_seed(rank))
+        ),
         "taps": outcome(trained, taps=TAPS[: 2 + rank]),
         "engine": outcome(trained, engine=("generic", "stacked")[rank]),
         "two parts": outcome(trained, replace(PLAN, seed=rank), taps=TAPS[: 2 + rank]),
@@ -133,6 +149,8 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    trained_first = outcome(trained, taps=())  # joins the launcher's processes; nobody has called init_process_group
+    trained_first = outcome(
+        trained, taps=()
+    )  # joins the launcher's processes; nobody has called init_process_group
     rank = dist.get_rank()
     torch.save(scenes(rank, folder), folder / f"outcomes_{rank}")

@@ -10,7 +10,7 @@ from torch import nn
 
 Tensors = dict[str, torch.Tensor]
 WRONG_ALARM = 1e-9
-"""Probability with which a test of a law would fail although the law is right."""
+"""Probability with which a test of a distribution would fail although the distribution is right."""
 
 
 def entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -134,9 +134,9 @@ def dlg_one_victim(
 
     Returns
     -------
-    the iterate with the least objective [C, H, W], that objective, and 'converged', 'budget' or 'diverged'
-    (no number any more, or a pixel beyond 1,000, where a sigmoid network has no gradient)
-    """
+    the iterate with the least objective [C, H, W], that objective, and 'converged', 'budget' or
+    'diverged' (no number any more, or a pixel beyond 1,000, where a sigmoid network has no
+    gradient)"""
     dummy = start.clone().requires_grad_(True)
     optimiser = torch.optim.LBFGS([dummy], lr=1.0, max_iter=20)
     parameters = list(model.parameters())

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.accounting.accountants import ACCOUNTANTS, first_step_beyond, spend, spending_curve
+from fl_privacy_lib.accounting.accountants import (
+    ACCOUNTANTS,
+    first_step_beyond,
+    spend,
+    spending_curve,
+)
 from fl_privacy_lib.accounting.calibration import noise_for, steps_within
 from fl_privacy_lib.accounting.composition import composition_spending, pure_sum
 from fl_privacy_lib.accounting.events import Event, Ledger
@@ -31,19 +36,46 @@ MANY_REPLACED = ledger_of(np.linspace(5, 15, 65), 0.01, "example", "replace_one"
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: Event(0.01, 0.0, "example", "add_remove"), ["noise_multiplier = 0", "infinite", "above 0"]),
-        (lambda: Event(0.01, -1.0, "example", "add_remove"), ["noise_multiplier = -1.0", "greater than 0"]),
-        (lambda: Event(0.01, float("nan"), "example", "add_remove"), ["noise_multiplier = nan", "finite"]),
+        (
+            lambda: Event(0.01, 0.0, "example", "add_remove"),
+            ["noise_multiplier = 0", "infinite", "above 0"],
+        ),
+        (
+            lambda: Event(0.01, -1.0, "example", "add_remove"),
+            ["noise_multiplier = -1.0", "greater than 0"],
+        ),
+        (
+            lambda: Event(0.01, float("nan"), "example", "add_remove"),
+            ["noise_multiplier = nan", "finite"],
+        ),
         (lambda: Event(1.5, 6.0, "example", "add_remove"), ["sampling_rate = 1.5", "at most 1"]),
-        (lambda: Event(0.0, 6.0, "example", "add_remove"), ["sampling_rate = 0.0", "greater than 0"]),
+        (
+            lambda: Event(0.0, 6.0, "example", "add_remove"),
+            ["sampling_rate = 0.0", "greater than 0"],
+        ),
         (lambda: Event(float("nan"), 6.0, "example", "add_remove"), ["sampling_rate = nan"]),
-        (lambda: Event(0.01, 6.0, "exmaple", "add_remove"), ["unit = 'exmaple'", "did you mean example"]),
+        (
+            lambda: Event(0.01, 6.0, "exmaple", "add_remove"),
+            ["unit = 'exmaple'", "did you mean example"],
+        ),
         (lambda: Event(0.01, 6.0, "example", "replace"), ["did you mean replace_one"]),
-        (lambda: Event(0.01, 6.0, "example", "add_remove", sampling="poison"), ["sampling", "poisson"]),
+        (
+            lambda: Event(0.01, 6.0, "example", "add_remove", sampling="poison"),
+            ["sampling", "poisson"],
+        ),
         (lambda: Event(0.01, 6.0, "example", "add_remove", uses=0), ["uses = 0", "at least 1"]),
-        (lambda: Event(0.01, 6.0, "example", "add_remove", uses=2.5), ["uses = 2.5", "whole number"]),
-        (lambda: Event(0.01, 6.0, "example", "add_remove", sampling="none"), ["'none'", "sampling_rate = 1"]),
-        (lambda: Event(0.01, 6.0, "example", "add_remove", sampling="fixed"), ["'fixed'", "replace_one"]),
+        (
+            lambda: Event(0.01, 6.0, "example", "add_remove", uses=2.5),
+            ["uses = 2.5", "whole number"],
+        ),
+        (
+            lambda: Event(0.01, 6.0, "example", "add_remove", sampling="none"),
+            ["'none'", "sampling_rate = 1"],
+        ),
+        (
+            lambda: Event(0.01, 6.0, "example", "add_remove", sampling="fixed"),
+            ["'fixed'", "replace_one"],
+        ),
         (lambda: Ledger(()), ["no event", "at least one Event"]),
         (lambda: spend([], "rdp", 1e-5), ["no event"]),
         (
@@ -107,7 +139,11 @@ def test_a_ledger_knows_its_events():
             Event(1.0, 2.0, "example", "add_remove", sampling="none"),
         )
     )
-    assert (ledger.unit, ledger.relation, ledger.sampling) == ("example", "add_remove", "none + poisson")
+    assert (ledger.unit, ledger.relation, ledger.sampling) == (
+        "example",
+        "add_remove",
+        "none + poisson",
+    )
     assert ledger.steps == 4
     assert ledger.rates.tolist() == [0.01, 1.0]
     assert ledger.noise.tolist() == [6.0, 2.0]
@@ -115,10 +151,15 @@ def test_a_ledger_knows_its_events():
     assert Ledger.of(ledger) is ledger
 
 
-@pytest.mark.parametrize(("steps", "uses"), [(1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 4]), (8, [3, 4, 1])])
+@pytest.mark.parametrize(
+    ("steps", "uses"), [(1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 4]), (8, [3, 4, 1])]
+)
 def test_the_first_releases_of_a_ledger(steps, uses):
     ledger = Ledger(
-        tuple(Event(0.01, z, "example", "add_remove", uses=n) for z, n in ((6.0, 3), (5.0, 4), (4.0, 1)))
+        tuple(
+            Event(0.01, z, "example", "add_remove", uses=n)
+            for z, n in ((6.0, 3), (5.0, 4), (4.0, 1))
+        )
     )
     cut = ledger.first(steps)
     assert cut.uses.tolist() == uses
@@ -139,7 +180,9 @@ def test_a_spending_says_what_stands_beside_epsilon(accountant):
 
 def test_the_delta_of_a_composition_is_the_sum_of_its_steps():
     run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
-    assert spend(run, "base", 1e-5).composition_delta == pytest.approx(1e-3)  # k q δ_0, a hundred times δ_0
+    assert spend(run, "base", 1e-5).composition_delta == pytest.approx(
+        1e-3
+    )  # k q δ_0, a hundred times δ_0
     assert spend(run, "optimal", 1e-5).composition_delta == pytest.approx(1e-3 + 1e-5)
     for accountant in ("zcdp", "moments_accountant", "rdp", "pld"):
         assert spend(run, accountant, 1e-5).composition_delta == 1e-5
@@ -151,10 +194,17 @@ def test_caveats_name_the_condition_that_fails():
     assert spend(fine, "advanced", 1e-5).caveats == ()
     assert "q < 1/(16σ)" in spend(Event(0.1, 6.0, "client", "add_remove"), "zcdp", 1e-5).caveats[0]
     assert "σ ≥ 1" in spend(Event(0.01, 0.5, "example", "add_remove"), "zcdp", 1e-5).caveats[0]
-    assert "Rényi order" in spend(Event(0.01, 1.1, "example", "add_remove"), "zcdp", 1e-5).caveats[-1]
-    assert spend(Event(1.0, 0.5, "example", "add_remove", sampling="none"), "zcdp", 1e-5).caveats == ()
+    assert (
+        "Rényi order" in spend(Event(0.01, 1.1, "example", "add_remove"), "zcdp", 1e-5).caveats[-1]
+    )
+    assert (
+        spend(Event(1.0, 0.5, "example", "add_remove", sampling="none"), "zcdp", 1e-5).caveats == ()
+    )
     assert "ε_0 < 1" in spend(Event(0.01, 4.0, "example", "add_remove"), "base", 1e-5).caveats[0]
-    assert "add up to" in spend(Event(0.5, 6.0, "example", "add_remove", uses=100), "base", 0.02).caveats[-1]
+    assert (
+        "add up to"
+        in spend(Event(0.5, 6.0, "example", "add_remove", uses=100), "base", 0.02).caveats[-1]
+    )
 
 
 def test_zcdp_is_too_small_where_its_condition_fails():

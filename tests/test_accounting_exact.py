@@ -8,7 +8,12 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fl_privacy_lib.accounting.accountants import ACCOUNTANTS, first_step_beyond, spend, spending_curve
+from fl_privacy_lib.accounting.accountants import (
+    ACCOUNTANTS,
+    first_step_beyond,
+    spend,
+    spending_curve,
+)
 from fl_privacy_lib.accounting.calibration import noise_for, steps_within
 from fl_privacy_lib.accounting.composition import (
     StepSums,
@@ -53,7 +58,9 @@ def naive_composition(ledger: Ledger, theorem: str, delta: float) -> float:
     }[theorem]
 
 
-@pytest.mark.parametrize("theorem", ["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"])
+@pytest.mark.parametrize(
+    "theorem", ["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"]
+)
 def test_compositions_agree_with_a_loop_over_the_steps(theorem):
     expected = naive_composition(MIXED, theorem, 1e-5)
     assert spend(MIXED, theorem, 1e-5).epsilon == pytest.approx(expected, rel=1e-12)
@@ -69,7 +76,8 @@ def test_each_of_the_three_bounds_is_the_smallest_somewhere():
     for uses, rate in ((1, 0.5), (10_000, 0.01), (50, 0.01)):
         sums = StepSums.over(Ledger.of(Event(rate, 6.0, "example", "add_remove", uses=uses)))
         terms = {
-            name: float(composed(sums, name)) for name in ("base", "advanced_tanh", "optimal_third_term")
+            name: float(composed(sums, name))
+            for name in ("base", "advanced_tanh", "optimal_third_term")
         }
         assert float(composed(sums, "optimal")) == min(terms.values())
         winners.add(min(terms, key=terms.get))
@@ -80,11 +88,15 @@ def test_advanced_composition_with_tanh_is_below_dwork_rothblum_vadhan():
     run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
     values = {name: spend(run, name, 1e-5).epsilon for name in ACCOUNTANTS if name != "gdp"}
     assert values["advanced_tanh"] < values["optimal_third_term"] < values["advanced"]
-    assert values["optimal"] == values["advanced_tanh"]  # so the papers' "optimal" is not the optimum
+    assert (
+        values["optimal"] == values["advanced_tanh"]
+    )  # so the papers' "optimal" is not the optimum
 
 
 def test_rounding_of_the_step():
-    assert float(amplified(step_epsilon(6.0, decimals=3), 0.01)) == pytest.approx(0.0123353, abs=5e-8)
+    assert float(amplified(step_epsilon(6.0, decimals=3), 0.01)) == pytest.approx(
+        0.0123353, abs=5e-8
+    )
     assert composition_spending(
         Event(0.01, 6.0, "example", "add_remove", uses=10_000), "base", decimals=3
     ).epsilon == pytest.approx(123.3535, abs=5e-4)
@@ -96,7 +108,10 @@ def test_the_textbook_bound_covers_steps_below_one_only():
         assert gdp_delta(float(step_epsilon(noise)), 1 / noise) < 1e-5
     assert gdp_delta(float(step_epsilon(0.2)), 1 / 0.2) > 1e-5
     ledger = Ledger(
-        tuple(Event(0.01, z, "example", "add_remove", uses=n) for z, n in ((6.0, 5), (4.0, 2), (1.0, 1)))
+        tuple(
+            Event(0.01, z, "example", "add_remove", uses=n)
+            for z, n in ((6.0, 5), (4.0, 2), (1.0, 1))
+        )
     )
     assert textbook_failures(ledger) == 3
 
@@ -119,7 +134,9 @@ def test_a_curve_ends_in_the_spending(accountant):
 def test_the_curve_of_unsampled_releases():
     run = Event(1.0, 6.0, "client", "replace_one", uses=100, sampling="none")
     curve = spending_curve(run, "gdp", 1e-5)
-    assert curve[[0, 9, 99]] == pytest.approx([gdp_epsilon(math.sqrt(k) / 6, 1e-5) for k in (1, 10, 100)])
+    assert curve[[0, 9, 99]] == pytest.approx(
+        [gdp_epsilon(math.sqrt(k) / 6, 1e-5) for k in (1, 10, 100)]
+    )
 
 
 @pytest.mark.parametrize("accountant", ["base", "zcdp", "moments_accountant", "rdp", "pld"])
@@ -164,7 +181,13 @@ def test_gaussian_epsilon_inverts_delta(mu, delta):
 
 @pytest.mark.parametrize(
     ("uses", "noise", "expected"),
-    [(1, 6.0, 0.594), (10, 6.0, 2.11), (100, 6.0, 8.00), (1, 6 / 3**0.5, 1.085), (10, 6 / 3**0.5, 3.94)],
+    [
+        (1, 6.0, 0.594),
+        (10, 6.0, 2.11),
+        (100, 6.0, 8.00),
+        (1, 6 / 3**0.5, 1.085),
+        (10, 6 / 3**0.5, 3.94),
+    ],
 )
 def test_an_adversary_who_sees_who_sent_what(uses, noise, expected):
     run = Event(1.0, noise, "example", "add_remove", uses=uses, sampling="none")

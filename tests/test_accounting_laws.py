@@ -79,7 +79,10 @@ def test_adding_a_step_never_lowers_epsilon(accountant, pairs, extra, delta):
 
 @pytest.mark.parametrize("accountant", SAMPLED)
 @settings(max_examples=12, deadline=None)
-@given(events=st.lists(st.tuples(RATES, NOISE, st.integers(1, 5)), min_size=1, max_size=5), delta=DELTAS)
+@given(
+    events=st.lists(st.tuples(RATES, NOISE, st.integers(1, 5)), min_size=1, max_size=5),
+    delta=DELTAS,
+)
 def test_the_curve_rises_to_the_spending(accountant, events, delta):
     ledger = Ledger(tuple(step(*event) for event in events))
     curve = spending_curve(ledger, accountant, delta)
@@ -112,7 +115,9 @@ def test_unsampled_releases_are_exact_and_monotone(noise, uses, delta):
     low, high = sorted(noise)
 
     def exact(z, k):
-        return spend(Event(1.0, z, "client", "replace_one", uses=k, sampling="none"), "gdp", delta).epsilon
+        return spend(
+            Event(1.0, z, "client", "replace_one", uses=k, sampling="none"), "gdp", delta
+        ).epsilon
 
     assert exact(high, uses) <= exact(low, uses) * SLACK
     assert exact(low, uses) <= exact(low, uses + 1) * SLACK
@@ -120,14 +125,19 @@ def test_unsampled_releases_are_exact_and_monotone(noise, uses, delta):
     assert exact(low, uses) <= spend(run, "rdp", delta).epsilon * SLACK
 
 
-@pytest.mark.parametrize("accountant", ["base", "advanced", "optimal", "zcdp", "moments_accountant", "rdp"])
+@pytest.mark.parametrize(
+    "accountant", ["base", "advanced", "optimal", "zcdp", "moments_accountant", "rdp"]
+)
 @settings(max_examples=5, deadline=None)
 @given(rate=st.floats(1e-3, 0.5), noise=st.floats(0.7, 20.0), uses=st.integers(1, 2_000))
 def test_noise_for_epsilon_inverts_epsilon_for_noise(accountant, rate, noise, uses):
     target = spend(step(rate, noise, uses), accountant, 1e-5).epsilon
-    # Where ε is flat (at the largest order) many noise levels share it, and the smallest is found instead.
+    # Where ε is flat (at the largest order) many noise levels share it, and the smallest is found
+    # instead.
     assume(spend(step(rate, noise / 1.01, uses), accountant, 1e-5).epsilon > target * (1 + 1e-6))
-    found = noise_for(target * (1 + 1e-9), lambda z: step(rate, z, uses), accountant, 1e-5, tolerance=1e-4)
+    found = noise_for(
+        target * (1 + 1e-9), lambda z: step(rate, z, uses), accountant, 1e-5, tolerance=1e-4
+    )
     assert found == pytest.approx(noise, rel=1e-2)
     assert spend(step(rate, found, uses), accountant, 1e-5).epsilon <= target * (1 + 1e-8)
 

@@ -42,7 +42,11 @@ def rows_of(paper: str, table: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def cells():
-    return [cell for paper, table in CONVENTIONS for cell in recompute(paper, table, rows_of(paper, table))]
+    return [
+        cell
+        for paper, table in CONVENTIONS
+        for cell in recompute(paper, table, rows_of(paper, table))
+    ]
 
 
 def test_counts_of_published_cells(cells, capsys):
@@ -104,7 +108,8 @@ def test_iterations_of_the_decaying_schedules_are_within_one(cells):
     stops = [
         cell
         for cell in cells
-        if cell.kind == "iterations" and cell.keys["noise_scale_policy"] in ("linear", "exponential")
+        if cell.kind == "iterations"
+        and cell.keys["noise_scale_policy"] in ("linear", "exponential")
     ]
     assert len(stops) == 10
     assert all(abs(cell.ours - cell.published) <= 1 for cell in stops)
@@ -121,7 +126,9 @@ def test_conventions_come_from_the_closed_list():
             assert convention.budget in conventions.BUDGETS
 
 
-@pytest.mark.parametrize(("printed", "tolerance"), [("0.0845", 1e-4), ("6.740", 6.74e-3), ("0.823", 1e-3)])
+@pytest.mark.parametrize(
+    ("printed", "tolerance"), [("0.0845", 1e-4), ("6.740", 6.74e-3), ("0.823", 1e-3)]
+)
 def test_tolerance(printed, tolerance):
     assert epsilon_tolerance(printed) == pytest.approx(tolerance)
 
@@ -143,7 +150,13 @@ def test_clipping_layer_by_layer_divides_the_noise(tensors, expected):
 
 @pytest.mark.parametrize(
     ("rate", "uses", "expected"),
-    [(0.001, 10_000, 0.081), (0.1, 100, 0.849), (0.1, 1_000, 2.72), (0.132, 6_000, 9.79), (0.939, 300, 16.8)],
+    [
+        (0.001, 10_000, 0.081),
+        (0.1, 100, 0.849),
+        (0.1, 1_000, 2.72),
+        (0.132, 6_000, 9.79),
+        (0.939, 300, 16.8),
+    ],
 )
 def test_honest_rates_of_the_papers_settings(rate, uses, expected):
     spent = spend(run(rate, 6.0, uses), "moments_accountant", 1e-5).epsilon
@@ -155,7 +168,9 @@ def test_honest_rates_of_the_papers_settings(rate, uses, expected):
     [("rdp", 0.659), ("advanced", 7.458), ("optimal", 6.686), ("optimal_third_term", 6.740)],
 )
 def test_other_readings_of_the_same_run(accountant, expected):
-    assert spend(run(0.01, 6.0, 10_000), accountant, 1e-5).epsilon == pytest.approx(expected, abs=6e-4)
+    assert spend(run(0.01, 6.0, 10_000), accountant, 1e-5).epsilon == pytest.approx(
+        expected, abs=6e-4
+    )
 
 
 def test_the_extra_step_is_needed():
@@ -183,7 +198,9 @@ def test_the_printed_schedules_never_exhaust_the_budget(name):
 
 @pytest.mark.parametrize(("policy", "stop"), [("linear", 5532), ("exponential", 5541)])
 def test_table_9_follows_no_printed_schedule_either(policy, stop):
-    ledger = schedules.ledger_of(PRINTED_SCHEDULES[policy][0], 0.01, "example", "add_remove").first(stop)
+    ledger = schedules.ledger_of(PRINTED_SCHEDULES[policy][0], 0.01, "example", "add_remove").first(
+        stop
+    )
     rows = [
         row
         for row in rows_of("dynamic_parameters", "table_9")
@@ -210,7 +227,8 @@ def test_no_single_noise_scale_explains_the_last_baseline_of_table_7(cells):
     fixed = [
         cell
         for cell in cells
-        if cell.table == "table_5" and (cell.keys["dataset"], cell.keys["method"]) == ("mnist", "dp_baseline")
+        if cell.table == "table_5"
+        and (cell.keys["dataset"], cell.keys["method"]) == ("mnist", "dp_baseline")
     ]
     assert [implied_noise(cell, 10_000) for cell in fixed] == pytest.approx([6.0] * 5, rel=2e-3)
 
@@ -234,7 +252,11 @@ def test_sensitive_to_each_choice(cells):
         hits = 0
         for cell in mine:
             full = conventions.ITERATIONS[cell.keys["dataset"]]
-            steps = lengths[cell.keys["dataset"], cell.keys["method"]] if cell.table == "table_6" else full
+            steps = (
+                lengths[cell.keys["dataset"], cell.keys["method"]]
+                if cell.table == "table_6"
+                else full
+            )
             hits += abs(epsilon_at(steps) - cell.published) <= cell.tolerance
         return hits, len(mine)
 

@@ -47,7 +47,9 @@ def test_integer_orders_agree_with_integration(rate, noise, order):
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.1, 0.7])
-@pytest.mark.parametrize(("noise", "order"), [(6.0, 1.25), (6.0, 3.5), (2.0, 1.5), (1.0, 1.1), (0.7, 4.5)])
+@pytest.mark.parametrize(
+    ("noise", "order"), [(6.0, 1.25), (6.0, 3.5), (2.0, 1.5), (1.0, 1.1), (0.7, 4.5)]
+)
 def test_fractional_orders_agree_with_integration(rate, noise, order):
     ours = step_rdp(Event(rate, noise, "example", "add_remove"), (order,))[0, 0]
     assert ours == pytest.approx(integrated_rdp(rate, noise, order), rel=1e-7)
@@ -67,7 +69,12 @@ def test_no_digits_are_lost_at_tiny_rates():
 def test_both_order_sets_agree_with_the_peer(orders):
     events = tuple(
         Event(rate, noise, "example", "add_remove", uses=uses)
-        for rate, noise, uses in ((0.01, 6.0, 10_000), (0.1, 2.0, 100), (1.0, 30.0, 5), (0.3, 0.8, 7))
+        for rate, noise, uses in (
+            (0.01, 6.0, 10_000),
+            (0.1, 2.0, 100),
+            (1.0, 30.0, 5),
+            (0.3, 0.8, 7),
+        )
     )
     accountant = peer.RdpAccountant(orders)
     for event in events:
@@ -106,7 +113,10 @@ def test_order_of_events_and_repeats_do_not_matter():
     scattered = total_rdp(ledger_of(noise, 0.05, "example", "add_remove"))
     together = total_rdp(
         Ledger(
-            tuple(Event(0.05, z, "example", "add_remove", uses=n) for z, n in ((3.0, 2), (6.0, 2), (9.0, 1)))
+            tuple(
+                Event(0.05, z, "example", "add_remove", uses=n)
+                for z, n in ((3.0, 2), (6.0, 2), (9.0, 1))
+            )
         )
     )
     np.testing.assert_allclose(scattered, together, rtol=1e-13)
@@ -116,7 +126,9 @@ def test_without_sampling_the_divergence_is_that_of_two_gaussians():
     for relation in ("add_remove", "replace_one"):
         for sampling in ("none", "poisson"):
             event = Event(1.0, 3.0, "example", relation, sampling=sampling)
-            np.testing.assert_allclose(step_rdp(event, (1.5, 8.0))[0], [1.5 / 18, 8 / 18], rtol=1e-14)
+            np.testing.assert_allclose(
+                step_rdp(event, (1.5, 8.0))[0], [1.5 / 18, 8 / 18], rtol=1e-14
+            )
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
@@ -132,8 +144,12 @@ def test_replacement_bound_covers_a_pair_that_replaces(rate, noise, sampling):
             up, down = (np.exp((2 * side * x - 1) / (2 * z * z)) for side in (1, -1))
             return mass * (1 - rate + rate * up) ** order * (1 - rate + rate * down) ** (1 - order)
 
-        true = np.log(quad(integrand, -12 * z, order + 12 * z, epsabs=0, epsrel=1e-12)[0]) / (order - 1)
-        bound = step_rdp(Event(rate, noise, "example", "replace_one", sampling=sampling), (order,))[0, 0]
+        true = np.log(quad(integrand, -12 * z, order + 12 * z, epsabs=0, epsrel=1e-12)[0]) / (
+            order - 1
+        )
+        bound = step_rdp(Event(rate, noise, "example", "replace_one", sampling=sampling), (order,))[
+            0, 0
+        ]
         unsampled = order / (2 * noise**2)
         assert true <= bound <= unsampled * (1 + 1e-12)
 
@@ -153,7 +169,9 @@ def test_conversions():
     by_hand = {a: r + np.log(1e5) / (a - 1) for a, r in zip(PAPER_ORDERS, rdp, strict=True)}
     assert (classic, order) == (min(by_hand.values()), min(by_hand, key=by_hand.get))
     improved, _ = epsilon_from_rdp(rdp, PAPER_ORDERS, 1e-5, "improved")
-    assert improved == pytest.approx(float(np.min(rdp + order_costs(PAPER_ORDERS, 1e-5, "improved"))))
+    assert improved == pytest.approx(
+        float(np.min(rdp + order_costs(PAPER_ORDERS, 1e-5, "improved")))
+    )
     assert improved < classic
 
 

@@ -16,7 +16,9 @@ DELTA = 1e-5
 @pytest.fixture(scope="module")
 def analysis():
     """The analysis modules; TensorFlow itself is slow to load, and nothing else here needs it."""
-    pytest.importorskip("tensorflow_privacy", reason="install the extra tf-privacy (Python 3.11) for this")
+    pytest.importorskip(
+        "tensorflow_privacy", reason="install the extra tf-privacy (Python 3.11) for this"
+    )
     from tensorflow_privacy.privacy.analysis import (
         compute_dp_sgd_privacy_lib,
         compute_noise_from_budget_lib,
@@ -33,12 +35,16 @@ def analysis():
     }
 
 
-@pytest.mark.parametrize(("batch", "noise", "epochs"), [(600, 6.0, 100), (256, 1.1, 5), (6_000, 2.0, 10)])
+@pytest.mark.parametrize(
+    ("batch", "noise", "epochs"), [(600, 6.0, 100), (256, 1.1, 5), (6_000, 2.0, 10)]
+)
 def test_epsilon_of_private_training(analysis, batch, noise, epochs):
     theirs, order = analysis["sgd"].compute_dp_sgd_privacy(60_000, batch, noise, epochs, DELTA)
     steps = -(-epochs * 60_000 // batch)
     run = Event(batch / 60_000, noise, "example", "add_remove", uses=steps)
-    ours = rdp_spending(run, DELTA, PAPER_ORDERS)  # they keep the papers' orders, with today's conversion
+    ours = rdp_spending(
+        run, DELTA, PAPER_ORDERS
+    )  # they keep the papers' orders, with today's conversion
     assert ours.epsilon == pytest.approx(theirs, rel=1e-9)
     assert ours.order == order
     assert spend(run, "rdp", DELTA).epsilon <= theirs * (1 + 1e-9)  # more orders
@@ -59,7 +65,11 @@ def test_noise_for_a_budget(analysis):
 
     assert within(theirs) == pytest.approx(2.0, abs=1e-4)
     ours = noise_for(
-        2.0, lambda noise: Event(0.01, noise, "example", "add_remove", uses=10_000), "rdp", DELTA, 1e-6
+        2.0,
+        lambda noise: Event(0.01, noise, "example", "add_remove", uses=10_000),
+        "rdp",
+        DELTA,
+        1e-6,
     )
     assert ours == pytest.approx(theirs, rel=2e-3)  # the order sets differ a little
 

@@ -54,7 +54,9 @@ BEFORE = {"example": 1, "batch": 2, "update": 3, "received": 4}
 
 
 def clips_before(defense, stage):
-    stages = (defense.per_example, defense.per_batch, defense.per_client, defense.on_arrival)[: BEFORE[stage]]
+    stages = (defense.per_example, defense.per_batch, defense.per_client, defense.on_arrival)[
+        : BEFORE[stage]
+    ]
     return any(s is not None for s in stages)
 
 
@@ -71,10 +73,14 @@ def at_the_truth(observations, images, labels, aware):
     return value, sum(t.flatten(1).square().sum(1) for t in targets.values())
 
 
-@pytest.mark.parametrize("stage, batch", [("example", 1), ("batch", 3), ("update", 3), ("received", 3)])
+@pytest.mark.parametrize(
+    "stage, batch", [("example", 1), ("batch", 3), ("update", 3), ("received", 3)]
+)
 @pytest.mark.parametrize("name", CLIPPED)
 def test_the_clip_aware_objective_vanishes_at_the_truth(name, stage, batch):
-    seen, images, labels = observe(CLIPPED[name], stage, victims=3, batch=batch, dtype=torch.float64)
+    seen, images, labels = observe(
+        CLIPPED[name], stage, victims=3, batch=batch, dtype=torch.float64
+    )
     value, size = at_the_truth(seen, images, labels, aware=True)
     assert (value <= 1e-18 * size).all() and (size > 0).all()
     unaware, _ = at_the_truth(seen, images, labels, aware=False)
@@ -117,10 +123,14 @@ def test_the_objective_is_the_squared_distance_of_gradients_row_by_row(shared):
     model = lenet(torch.float64)
     x, y = digits()
     images, labels = x[:3].double(), y[:3, None]
-    targets = {n: torch.stack([k * p for k in (0.1, -0.2, 0.3)]) for n, p in parameters_of(model).items()}
+    targets = {
+        n: torch.stack([k * p for k in (0.1, -0.2, 0.3)]) for n, p in parameters_of(model).items()
+    }
     scales = (1.0, 1.0, 1.0) if shared else (1.0, 0.9, 1.1)
     weights = parameters_of(model)
-    stacked = weights if shared else {n: torch.stack([s * w for s in scales]) for n, w in weights.items()}
+    stacked = (
+        weights if shared else {n: torch.stack([s * w for s in scales]) for n, w in weights.items()}
+    )
     observation = Observation(Tap("example"), {}, {}, 0.1, 1, 1, non_private().public())
     view = replay(observation, False)
     rows = torch.tensor([2, 0])
@@ -139,14 +149,16 @@ def test_the_objective_is_the_squared_distance_of_gradients_row_by_row(shared):
             nudge = torch.zeros(784, dtype=torch.float64)
             nudge[pixel] = 1e-5
             up, down = (distance(images[row] + s * nudge.reshape(SHAPE)) for s in (1, -1))
-            assert float(slope[place, pixel]) == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-6)
+            assert float(slope[place, pixel]) == pytest.approx(
+                (up - down) / 2e-5, rel=1e-4, abs=1e-6
+            )
 
 
 # --- reconstructions of digits
 #
-# Twenty steps of L-BFGS an iteration magnify a rounding error until paths part, so on another processor another victim
-# may be missed: about one of a hundred is, anywhere. Every rate below is therefore asked of several victims, and leaves
-# room for two more to be missed than are seen to be.
+# Twenty steps of L-BFGS an iteration magnify a rounding error until paths part, so on another
+# processor another victim may be missed: about one of a hundred is, anywhere. Every rate below is
+# therefore asked of several victims, and leaves room for two more to be missed than are seen to be.
 
 
 @cache
@@ -159,9 +171,13 @@ def test_an_undefended_example_is_reconstructed():
     found, truth = plain_attack()
     assert successes(found, truth).sum() >= 6
     assert found.status.count("converged") >= 6
-    assert [bool(loss < 1e-6) for loss in found.loss] == [word == "converged" for word in found.status]
+    assert [bool(loss < 1e-6) for loss in found.loss] == [
+        word == "converged" for word in found.status
+    ]
     assert torch.equal(found.labels, observe(non_private())[2])
-    assert found.images.shape == (8, 1, *SHAPE) and found.images.min() >= 0 and found.images.max() <= 1
+    assert (
+        found.images.shape == (8, 1, *SHAPE) and found.images.min() >= 0 and found.images.max() <= 1
+    )
     assert ((found.iterations >= 1) & (found.iterations <= 60)).all()
 
 
@@ -204,7 +220,9 @@ def test_only_the_clip_aware_attacker_sees_through_clipping():
 def test_an_update_of_two_images_is_reconstructed_in_any_order():
     seen, truth, labels = observe(non_private(), "update", victims=4, batch=2)
     assert all(len(set(pair.tolist())) == 2 for pair in labels)
-    found = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=80), batch_size=2, labels=labels)
+    found = reconstruct(
+        lenet(), seen, SHAPE, Attack(max_iterations=80), batch_size=2, labels=labels
+    )
     assert torch.equal(found.labels, labels)
     assert successes(found, truth).sum() >= 2
 
@@ -271,8 +289,12 @@ def test_snapshots_are_what_a_shorter_attack_would_have_returned():
     seen, *_ = observe(non_private(), victims=2)
     found = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=5), snapshots=(2, 5, 50))
     assert set(found.snapshots) == {2, 5, 50}
-    assert torch.equal(found.snapshots[2], reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=2)).images)
-    assert torch.equal(found.snapshots[5], found.images) and torch.equal(found.snapshots[50], found.images)
+    assert torch.equal(
+        found.snapshots[2], reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=2)).images
+    )
+    assert torch.equal(found.snapshots[5], found.images) and torch.equal(
+        found.snapshots[50], found.images
+    )
 
 
 def test_an_attack_out_of_budget_says_so():
@@ -285,10 +307,16 @@ def test_noise_makes_attacks_diverge_and_images_stay_images():
     seen, truth, _ = observe(fed_cdp("example"), victims=4)
     for kind, optimiser in (("uniform", "lbfgs"), ("normal", "lbfgs"), ("normal", "adam")):
         rate = {"lbfgs": 1.0, "adam": 60.0}[optimiser]
-        attack = Attack(start=kind, optimiser=optimiser, learning_rate=rate, max_iterations=8, restarts=0)
+        attack = Attack(
+            start=kind, optimiser=optimiser, learning_rate=rate, max_iterations=8, restarts=0
+        )
         found = reconstruct(lenet(), seen, SHAPE, attack)
         assert "diverged" in found.status
-        assert torch.isfinite(found.images).all() and found.images.min() >= 0 and found.images.max() <= 1
+        assert (
+            torch.isfinite(found.images).all()
+            and found.images.min() >= 0
+            and found.images.max() <= 1
+        )
         assert not successes(found, truth[:, :1]).any()
 
 
@@ -320,7 +348,10 @@ def test_observations_that_do_not_belong_together_are_refused():
     "settings, sentence",
     [
         ({"start": "pattern"}, r"start = 'pattern' is not one of .*did you mean patterned\?"),
-        ({"optimiser": "l-bfgs"}, r"optimiser = 'l-bfgs' is not one of lbfgs, adam.*did you mean lbfgs\?"),
+        (
+            {"optimiser": "l-bfgs"},
+            r"optimiser = 'l-bfgs' is not one of lbfgs, adam.*did you mean lbfgs\?",
+        ),
         ({"learning_rate": 0.0}, "learning_rate = 0.0 must be"),
         ({"learning_rate": math.nan}, "learning_rate = nan must be"),
         ({"max_iterations": 0}, "max_iterations = 0 must be"),
@@ -332,7 +363,10 @@ def test_impossible_settings_are_refused(settings, sentence):
 
 
 def test_an_unknown_start_is_refused_by_name():
-    refuse("start = 'zeroes' is not one of.*did you mean zeros", lambda: start("zeroes", 1, SHAPE, torch.Generator()))
+    refuse(
+        "start = 'zeroes' is not one of.*did you mean zeros",
+        lambda: start("zeroes", 1, SHAPE, torch.Generator()),
+    )
 
 
 def test_the_naive_clip_of_the_oracles_is_the_one_of_the_observations():

@@ -24,7 +24,8 @@ from fl_privacy_lib.models import build, init_uniform, parameters_of
 
 # --- adaptive arms
 #
-# About one of a hundred victims is missed, and not the same one on every processor: of six, four are asked for.
+# About one of a hundred victims is missed, and not the same one on every processor: of six, four
+# are asked for.
 
 
 def test_a_cosine_for_each_tensor_sees_through_clipping_without_knowing_the_bound():
@@ -57,7 +58,9 @@ def spoiled(seen, std, part):
         values = {}
         for name, v in row[0].values.items():
             hit = torch.arange(v[0].numel()) < part * v[0].numel()
-            values[name] = v + std * (hit * torch.randn(v[0].numel(), generator=generator)).view(v.shape)
+            values[name] = v + std * (hit * torch.randn(v[0].numel(), generator=generator)).view(
+                v.shape
+            )
         noisy.append([replace(row[0], values=values)])
     return noisy
 
@@ -73,16 +76,27 @@ def test_who_leaves_out_what_is_unusual_sees_through_noise_on_a_part():
 
 def test_who_is_told_which_tensor_was_touched_needs_no_guess():
     seen, truth, labels = observe(non_private())
-    muted = [[replace(row[0], values=row[0].values | {"7.weight": torch.ones_like(row[0].values["7.weight"])})]
-             for row in seen]  # fmt: skip
+    muted = [
+        [
+            replace(
+                row[0],
+                values=row[0].values | {"7.weight": torch.ones_like(row[0].values["7.weight"])},
+            )
+        ]
+        for row in seen
+    ]
     told = {"7.weight": torch.tensor(False)}
     attack = Attack(max_iterations=60)
     found = reconstruct(lenet(), muted, SHAPE, attack, labels=labels, trusted=told)
     assert successes(found, truth).sum() >= 4 and found.knowledge.mask == "given"
     assert successes(reconstruct(lenet(), muted, SHAPE, attack, labels=labels), truth).sum() <= 1
-    every = {name: torch.ones(6, *p.shape, dtype=torch.bool) for name, p in lenet().named_parameters()}
+    every = {
+        name: torch.ones(6, *p.shape, dtype=torch.bool) for name, p in lenet().named_parameters()
+    }
     plain = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=2), labels=labels)
-    allowed = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=2), labels=labels, trusted=every)
+    allowed = reconstruct(
+        lenet(), seen, SHAPE, Attack(max_iterations=2), labels=labels, trusted=every
+    )
     torch.testing.assert_close(plain.images, allowed.images)
 
 
@@ -115,9 +129,14 @@ def test_several_observations_say_more_than_one():
 def test_a_prior_on_smooth_images_helps_against_noise():
     seen, truth, _ = observe(random_noise(0.02, "gaussian", at="per_example"))
     errors = [
-        mse(reconstruct(lenet(), seen, SHAPE, Attack(objective="relative", tv=tv, max_iterations=12)).images.numpy(),
-            truth.numpy()).mean() for tv in (0.0, 1e-3)
-    ]  # fmt: skip
+        mse(
+            reconstruct(
+                lenet(), seen, SHAPE, Attack(objective="relative", tv=tv, max_iterations=12)
+            ).images.numpy(),
+            truth.numpy(),
+        ).mean()
+        for tv in (0.0, 1e-3)
+    ]
     assert errors[1] < errors[0] / 1.2
 
 
@@ -137,16 +156,24 @@ def test_a_patterned_start_repeats_its_tile(kind, shape):
 
 def test_starts_of_one_colour():
     generator = torch.Generator().manual_seed(0)
-    assert (start("zeros", 2, (3, 4, 4), generator) == 0).all() and (start("ones", 2, (3, 4, 4), generator) == 1).all()
+    assert (start("zeros", 2, (3, 4, 4), generator) == 0).all() and (
+        start("ones", 2, (3, 4, 4), generator) == 1
+    ).all()
     images = start("single_colour", 60, (3, 4, 4), generator)
-    assert ((images == 0) | (images == 1)).all() and (images.amax((2, 3)) == images.amin((2, 3))).all()
+    assert ((images == 0) | (images == 1)).all() and (
+        images.amax((2, 3)) == images.amin((2, 3))
+    ).all()
     lit = images[:, :, 0, 0]
-    assert (lit.sum(1) == 1).all() and (lit.sum(0) > 0).all()  # each channel is missed with (2/3)^60 < 1e-10
+    assert (lit.sum(1) == 1).all() and (
+        lit.sum(0) > 0
+    ).all()  # each channel is missed with (2/3)^60 < 1e-10
 
 
 def test_the_best_of_several_tries_is_the_one_with_the_least_objective():
     seen, *_ = observe(random_noise(0.01, "gaussian", at="per_example"), victims=2)
-    attack = Attack(max_iterations=1, steps=1, start="normal")  # after one step paths have not parted yet
+    attack = Attack(
+        max_iterations=1, steps=1, start="normal"
+    )  # after one step paths have not parted yet
     alone, three = (reconstruct(lenet(), seen, SHAPE, replace(attack, tries=k)) for k in (1, 3))
     assert (three.loss <= alone.loss * (1 + 1e-4)).all() and (three.loss < 0.9 * alone.loss).any()
     assert three.images.shape == alone.images.shape and len(three.status) == 2
@@ -172,7 +199,10 @@ def test_the_box_keeps_every_step_among_images():
         return (x - 3).square().sum(1), 2 * (x - 3)
 
     clamp = lambda x: x.clamp(0, 1)  # noqa: E731
-    for made in (LBFGS(torch.rand(2, 5), project=clamp), SignedAdam(torch.rand(2, 5), 0.1, project=clamp)):
+    for made in (
+        LBFGS(torch.rand(2, 5), project=clamp),
+        SignedAdam(torch.rand(2, 5), 0.1, project=clamp),
+    ):
         _, at = made.advance(evaluate)
         assert (at == 1).all()
     seen, truth, _ = observe(non_private())
@@ -193,7 +223,9 @@ def test_signed_adam_is_adam_on_signs():
 
 
 def test_the_rate_falls_three_times():
-    rates = [Attack(decay=True, learning_rate=0.1, max_iterations=240).rate(i) for i in range(1, 241)]
+    rates = [
+        Attack(decay=True, learning_rate=0.1, max_iterations=240).rate(i) for i in range(1, 241)
+    ]
     assert [rates.count(r) for r in sorted(set(rates), reverse=True)] == [90, 60, 60, 30]
     assert rates[0] == 0.1 and rates[-1] == pytest.approx(1e-4)
     assert {Attack(max_iterations=50).rate(i) for i in range(1, 51)} == {1.0}
@@ -202,7 +234,9 @@ def test_the_rate_falls_three_times():
     class Watched(nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
+            self.weight = nn.Parameter(
+                torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+            )
 
         def forward(self, x):
             return x.flatten(1) @ self.weight.T
@@ -210,15 +244,21 @@ def test_the_rate_falls_three_times():
     model, image = Watched(), torch.rand(1, 2, 2)
     seen = seen_of(model, image, 1)
     attack = grad_inversion(start="patterned", max_iterations=8, steps=1, stop_loss=1e-30)
-    reconstruct(model, [seen], (1, 2, 2), attack, on_iteration=lambda i, v, x: used.append(x.clone()))
+    reconstruct(
+        model, [seen], (1, 2, 2), attack, on_iteration=lambda i, v, x: used.append(x.clone())
+    )
     begin = start("patterned", 1, (1, 2, 2), keyed_generator(torch.device("cpu"), 0, "start", 0))
     assert 0.05 < float((begin - used[0][0]).abs().max()) <= 0.1 + 1e-6
-    assert float((used[7] - used[6]).abs().max()) <= 0.1 / 1000 * 11  # momentum may make a step longer
+    assert (
+        float((used[7] - used[6]).abs().max()) <= 0.1 / 1000 * 11
+    )  # momentum may make a step longer
 
 
 def seen_of(model, image, label):
     values = {name: g[None] for name, g in gradient_of(model, image, torch.tensor(label)).items()}
-    return Observation(Tap("example"), values, parameters_of(model), 0.1, 1, 1, non_private().public())
+    return Observation(
+        Tap("example"), values, parameters_of(model), 0.1, 1, 1, non_private().public()
+    )
 
 
 # --- labels
@@ -236,7 +276,9 @@ def batches(network, size, count, seed=0):
     """Return the model, mean gradients [count, …] and sorted labels [count, size] of batches of digits."""
     model = build(network, SHAPE, 10, torch.Generator().manual_seed(seed))
     x, y = digits()
-    index = torch.tensor(np.random.default_rng(seed).permutation(len(y))[: count * size]).view(count, size)
+    index = torch.tensor(np.random.default_rng(seed).permutation(len(y))[: count * size]).view(
+        count, size
+    )
     weights = {name: p[None] for name, p in parameters_of(model).items()}
     each = example_gradients(model, weights, x[index].flatten(0, 1)[None], y[index].flatten()[None])
     mean = {name: g[0].unflatten(0, (count, size)).mean(1) for name, g in each.items()}
@@ -256,7 +298,9 @@ def one_stage(gradient, size):
 
 def test_classes_with_a_negative_row_are_all_taken():
     _, mean, labels = batches("training_cnn", 8, 60)
-    right = [float((rule(mean, 8) == labels).all(1).float().mean()) for rule in (infer_labels, one_stage)]
+    right = [
+        float((rule(mean, 8) == labels).all(1).float().mean()) for rule in (infer_labels, one_stage)
+    ]
     assert right[0] > 0.6 and right[0] > right[1] + 0.4
     negative = [g for g in mean.values() if g.dim() == 3][-1].sum(-1) < 0
     found = nn.functional.one_hot(infer_labels(mean, 8), 10).sum(1)
@@ -280,7 +324,9 @@ def test_images_of_its_own_tell_an_attacker_more_about_labels():
 def test_an_attack_can_count_its_labels():
     seen, _, labels = observe(non_private(), "batch", victims=4, batch=5, first=40)
     wanted = labels.sort(1).values
-    found = reconstruct(lenet(), seen, SHAPE, Attack(label_rule="counted", max_iterations=1), batch_size=5)
+    found = reconstruct(
+        lenet(), seen, SHAPE, Attack(label_rule="counted", max_iterations=1), batch_size=5
+    )
     guessed = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=1), batch_size=5)
     assert (found.labels == wanted).float().mean() >= (guessed.labels == wanted).float().mean()
     assert (found.labels == wanted).float().mean() > 0.8 and found.knowledge.labels == "counted"
@@ -291,13 +337,19 @@ def test_an_attack_can_count_its_labels():
 
 def test_a_first_dense_layer_gives_its_input_away():
     generator = torch.Generator().manual_seed(0)
-    model = init_uniform(nn.Sequential(nn.Flatten(), nn.Linear(196, 12), nn.Sigmoid(), nn.Linear(12, 10)), generator)
+    model = init_uniform(
+        nn.Sequential(nn.Flatten(), nn.Linear(196, 12), nn.Sigmoid(), nn.Linear(12, 10)), generator
+    )
     x, y = digits()
     gradient = gradient_of(model, x[0], y[0])
     found = dense_input(gradient["1.weight"], gradient["1.bias"])
     torch.testing.assert_close(found, x[0].flatten(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(dense_rows(gradient["1.weight"], gradient["1.bias"])[3], x[0].flatten(), rtol=1e-3,
-                               atol=1e-4)  # fmt: skip
+    torch.testing.assert_close(
+        dense_rows(gradient["1.weight"], gradient["1.bias"])[3],
+        x[0].flatten(),
+        rtol=1e-3,
+        atol=1e-4,
+    )
     noise = {n: 0.01 * torch.randn(g.shape, generator=generator) for n, g in gradient.items()}
     noisy = {n: g + noise[n] for n, g in gradient.items()}
     all_rows = (dense_input(noisy["1.weight"], noisy["1.bias"]) - x[0].flatten()).square().mean()
@@ -309,7 +361,10 @@ def test_a_unit_that_one_image_alone_switches_on_shows_it():
     x, y = digits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(196, 2), nn.ReLU(), nn.Linear(2, 10))
     with torch.no_grad():
-        model[1].weight[0], model[1].weight[1] = x[0].flatten() - x[1].flatten(), x[1].flatten() - x[0].flatten()
+        model[1].weight[0], model[1].weight[1] = (
+            x[0].flatten() - x[1].flatten(),
+            x[1].flatten() - x[0].flatten(),
+        )
         model[1].bias.copy_(-(model[1].weight @ (x[0] + x[1]).flatten() / 2))
     both = [gradient_of(model, x[i], y[i]) for i in (0, 1)]
     mean = {n: (both[0][n] + both[1][n]) / 2 for n in both[0]}
@@ -328,25 +383,44 @@ def test_an_oracle_keeps_the_nearest_iterate_and_says_so():
     errors = [mse(r.images.numpy(), truth.numpy())[:, 0] for r in (oracle, honest)]
     assert (errors[0] <= errors[1] + 1e-7).all() and (errors[0] < 0.99 * errors[1]).sum() >= 3
     torch.testing.assert_close(oracle.loss, honest.loss)  # the optimiser itself is not told
-    assert oracle.knowledge.truth and "oracle" in str(oracle.knowledge) and not honest.knowledge.truth
+    assert (
+        oracle.knowledge.truth and "oracle" in str(oracle.knowledge) and not honest.knowledge.truth
+    )
 
 
 def test_an_oracle_knows_a_batch_in_any_order():
     seen, truth, labels = observe(non_private(), "batch", victims=1, batch=2)
     attack = Attack(max_iterations=6, select="oracle")
     swapped = truth.flip(1)
-    found = [reconstruct(lenet(), seen, SHAPE, attack, batch_size=2, labels=labels, truth=t) for t in (truth, swapped)]
+    found = [
+        reconstruct(lenet(), seen, SHAPE, attack, batch_size=2, labels=labels, truth=t)
+        for t in (truth, swapped)
+    ]
     assert torch.equal(found[0].images, found[1].images)
 
 
 def test_what_the_attacker_knows_is_said():
     defense = fed_cdp("batch", clip_norm=0.5)
     seen, *_ = observe(defense, victims=2, rounds=2)
-    known = reconstruct(lenet(), seen, SHAPE, cpl(clip_aware=True, mask="zeros", tv=0.1, max_iterations=1)).knowledge
-    assert (known.tap, known.observations, known.batch_size, known.labels) == ("example", 2, 1, "inferred")
+    known = reconstruct(
+        lenet(), seen, SHAPE, cpl(clip_aware=True, mask="zeros", tv=0.1, max_iterations=1)
+    ).knowledge
+    assert (known.tap, known.observations, known.batch_size, known.labels) == (
+        "example",
+        2,
+        1,
+        "inferred",
+    )
     assert known.defense == defense.public() and known.replays_defense
     text = str(known)
-    for word in ("2 observation", "exact zeros", "0.1", "clip_norm=0.5", "without noise", "unknown"):
+    for word in (
+        "2 observation",
+        "exact zeros",
+        "0.1",
+        "clip_norm=0.5",
+        "without noise",
+        "unknown",
+    ):
         assert word in text
     with pytest.raises(FrozenInstanceError):
         known.tap = "update"
@@ -358,7 +432,11 @@ def test_the_published_attacks_are_settings():
     assert dlg().label_rule == "joint" and dlg().start == "normal"
     inversion = grad_inversion()
     assert inversion.max_iterations * inversion.steps == 4800 and inversion.box and inversion.decay
-    assert (inversion.objective, inversion.optimiser, inversion.tv) == ("cosine", "signed_adam", 1e-4)
+    assert (inversion.objective, inversion.optimiser, inversion.tv) == (
+        "cosine",
+        "signed_adam",
+        1e-4,
+    )
     assert PUBLISHED["gia"]().max_iterations * PUBLISHED["gia"]().steps == 1000
     assert PUBLISHED["dga"]().max_iterations == 500 and PUBLISHED["dga"]().label_rule == "given"
     for made in PUBLISHED.values():
@@ -399,12 +477,17 @@ def test_what_does_not_fit_the_model_is_refused_at_once():
     calls, usual = [], Attack()
 
     def run(these=seen, shape=SHAPE, attack=usual, **more):
-        return lambda: reconstruct(lenet(), these, shape, attack, on_iteration=lambda *a: calls.append(a), **more)
+        return lambda: reconstruct(
+            lenet(), these, shape, attack, on_iteration=lambda *a: calls.append(a), **more
+        )
 
     values = seen[1][0].values
     short = [seen[0], [replace(seen[1][0], values=values | {"0.bias": torch.zeros(1, 5)})]]
     refuse(r"gradient of 0.bias has shape \(5,\), the model's parameter \(12,\)", run(short))
-    missing = [seen[0], [replace(seen[1][0], values={n: v for n, v in values.items() if n != "0.bias"})]]
+    missing = [
+        seen[0],
+        [replace(seen[1][0], values={n: v for n, v in values.items() if n != "0.bias"})],
+    ]
     refuse("gradient of 0.bias has shape None", run(missing))
     more = [seen[0], [replace(seen[1][0], values=values | {"extra": values["0.bias"]})]]
     refuse("gradient of extra has shape", run(more))
@@ -415,20 +498,39 @@ def test_what_does_not_fit_the_model_is_refused_at_once():
     refuse(r"labels have shape \(1, 2\), not \(2, 1\)", run(labels=labels.T))
     refuse("select = 'oracle' needs the truth", run(attack=Attack(select="oracle")))
     refuse("does not look at the truth", run(truth=truth))
-    refuse(r"truth has shape \(2, 1, 14, 14\)", run(attack=Attack(select="oracle"), truth=truth[:, 0]))
+    refuse(
+        r"truth has shape \(2, 1, 14, 14\)", run(attack=Attack(select="oracle"), truth=truth[:, 0])
+    )
     refuse("mask = 'outliers' needs labels", run(attack=dlg(mask="outliers")))
     assert not calls
 
 
 def test_victims_that_say_nothing_are_counted_and_the_others_attacked():
     seen, truth, _ = observe(non_private(), victims=4)
-    zero, bad = ({n: torch.full_like(v, k) for n, v in seen[0][0].values.items()} for k in (0.0, math.nan))
-    mixed = [seen[0], [replace(seen[1][0], values=zero)], [replace(seen[2][0], values=bad)], seen[3]]
-    attacks = cpl(max_iterations=40), dlg(max_iterations=50, tries=2), cpl(objective="layer_cosine", max_iterations=40)
+    zero, bad = (
+        {n: torch.full_like(v, k) for n, v in seen[0][0].values.items()} for k in (0.0, math.nan)
+    )
+    mixed = [
+        seen[0],
+        [replace(seen[1][0], values=zero)],
+        [replace(seen[2][0], values=bad)],
+        seen[3],
+    ]
+    attacks = (
+        cpl(max_iterations=40),
+        dlg(max_iterations=50, tries=2),
+        cpl(objective="layer_cosine", max_iterations=40),
+    )
     for attack in attacks:
         found = reconstruct(lenet(), mixed, SHAPE, attack, snapshots=(1,))
-        assert [found.status[i] for i in (1, 2)] == ["hopeless"] * 2 and found.counts["hopeless"] == 2
-        assert found.iterations[1] == 0 and torch.isinf(found.loss[1]) and torch.isfinite(found.images).all()
+        assert [found.status[i] for i in (1, 2)] == ["hopeless"] * 2 and found.counts[
+            "hopeless"
+        ] == 2
+        assert (
+            found.iterations[1] == 0
+            and torch.isinf(found.loss[1])
+            and torch.isfinite(found.images).all()
+        )
         assert successes(found, truth)[[0, 3]].any()
         if attack.label_rule == "inferred":
             assert found.labels[1].tolist() == [-1] and found.labels[2].tolist() == [-1]

@@ -53,14 +53,18 @@ def tiny_attack(rate, iterations, steps=20):
         (gradient,) = torch.autograd.grad(loss, [model.weight], create_graph=True)
         return (gradient - observation.values["weight"][0]).square().sum()
 
-    iterates = by_torch(lambda p: torch.optim.Adam([p], lr=rate), objective, begin, iterations, steps)
+    iterates = by_torch(
+        lambda p: torch.optim.Adam([p], lr=rate), objective, begin, iterations, steps
+    )
     return model, observation, iterates, [float(objective(i).detach()) for i in iterates]
 
 
 def test_the_result_is_the_iterate_with_the_least_objective(double):
     """Eight single steps, too long to end where they passed: the third came nearest, by a factor of five."""
     model, observation, iterates, values = tiny_attack(rate=0.15, iterations=8, steps=1)
-    attack = Attack(optimiser="adam", learning_rate=0.15, max_iterations=8, steps=1, stall=(99, 0.1))
+    attack = Attack(
+        optimiser="adam", learning_rate=0.15, max_iterations=8, steps=1, stall=(99, 0.1)
+    )
     found = reconstruct(model, [observation], TINY, attack)
     shown, least = [i.clamp(0, 1) for i in iterates], int(np.argmin(values))
     others = [i for i in range(8) if i != least]
@@ -115,9 +119,13 @@ def test_a_gradient_that_says_nothing_is_counted_and_spoils_nobody(optimiser, po
     labels = torch.tensor([[1], [1]])
     found = reconstruct(model, [good, bad], TINY, attack, labels=labels)
     assert found.status[1] == "hopeless" and int(found.iterations[1]) == 0
-    assert torch.isfinite(found.images).all() and found.images.min() >= 0 and found.images.max() <= 1
+    assert (
+        torch.isfinite(found.images).all() and found.images.min() >= 0 and found.images.max() <= 1
+    )
     alone = reconstruct(model, [good], TINY, attack, labels=labels[:1])
-    assert alone.status[0] == found.status[0] and int(alone.iterations[0]) == int(found.iterations[0])
+    assert alone.status[0] == found.status[0] and int(alone.iterations[0]) == int(
+        found.iterations[0]
+    )
     torch.testing.assert_close(alone.images[0], found.images[0], rtol=0, atol=1e-4)
     inferred = reconstruct(model, [good, bad], TINY, attack)
     assert inferred.labels[1].tolist() == [-1] and inferred.status[1] == "hopeless"
@@ -139,17 +147,23 @@ def test_a_fresh_start_does_not_depend_on_the_restarts_of_others(neighbour):
     model, labels = Cliff(), torch.tensor([[1], [1]])
     goal = seen_of(model, torch.zeros(TINY), 1, change=1e-6)
     other = replace(goal, values={n: v + neighbour for n, v in goal.values.items()})
-    attack = Attack(optimiser="adam", learning_rate=0.05, max_iterations=12, restarts=3, stall=(99, 0.01))
+    attack = Attack(
+        optimiser="adam", learning_rate=0.05, max_iterations=12, restarts=3, stall=(99, 0.01)
+    )
     for seed in range(2):
         seeded = replace(attack, seed=seed)
         alone = reconstruct(model, [goal], TINY, seeded, labels=labels[:1])
         beside = reconstruct(model, [goal, other], TINY, seeded, labels=labels)
-        assert alone.status == ["diverged"] and int(alone.iterations[0]) > 4  # not all at the first iteration
+        assert (
+            alone.status == ["diverged"] and int(alone.iterations[0]) > 4
+        )  # not all at the first iteration
         assert float(beside.loss[0]) == pytest.approx(float(alone.loss[0]), rel=1e-4)
         torch.testing.assert_close(beside.images[0], alone.images[0], rtol=0, atol=1e-4)
 
 
 def test_a_gradient_without_a_dense_layer_betrays_no_label():
-    refuse("no dense layer's weight gradient", lambda: infer_labels({"bias": torch.zeros(2, 10)}, 1))
+    refuse(
+        "no dense layer's weight gradient", lambda: infer_labels({"bias": torch.zeros(2, 10)}, 1)
+    )
     observation = seen_of(Blind(), torch.zeros(TINY), 1)
     refuse("no dense layer's", lambda: reconstruct(Blind(), [observation], TINY, Attack()))

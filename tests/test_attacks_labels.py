@@ -26,15 +26,23 @@ def test_a_patterned_start_tiles_one_quarter(shape):
     quarter = images[..., :tall, :wide]
     assert torch.equal(images[..., tall:, :wide], quarter[..., : shape[1] - tall, :])
     assert torch.equal(images[..., :, wide:], images[..., :, : shape[2] - wide])
-    assert quarter.unique().numel() == quarter.numel()  # every image and channel has a quarter of its own
+    assert (
+        quarter.unique().numel() == quarter.numel()
+    )  # every image and channel has a quarter of its own
 
 
 def test_starts_follow_their_laws():
-    for kind, law in (("uniform", stats.uniform()), ("normal", stats.norm()), ("patterned", stats.uniform())):
+    for kind, distribution in (
+        ("uniform", stats.uniform()),
+        ("normal", stats.norm()),
+        ("patterned", stats.uniform()),
+    ):
         drawn = start(kind, 50, (1, 20, 20), torch.Generator().manual_seed(1))
         independent = drawn[..., :10, :10].flatten().numpy()
-        assert stats.kstest(independent, law.cdf).pvalue > WRONG_ALARM
-    assert start("normal", 50, (1, 20, 20), torch.Generator().manual_seed(1)).unique().numel() > 19_000
+        assert stats.kstest(independent, distribution.cdf).pvalue > WRONG_ALARM
+    assert (
+        start("normal", 50, (1, 20, 20), torch.Generator().manual_seed(1)).unique().numel() > 19_000
+    )
 
 
 @pytest.mark.parametrize("kind", STARTS)
@@ -85,7 +93,10 @@ def test_most_labels_of_a_batch_are_found_on_the_attacked_network():
     for draw in range(draws):
         index = np.random.default_rng(draw).permutation(len(y))[:4]
         mean = {n: g.mean(0)[None] for n, g in gradients_of(lenet(), x[index], y[index]).items()}
-        counts = [np.bincount(v, minlength=10) for v in (infer_labels(mean, 4)[0].numpy(), y[index].numpy())]
+        counts = [
+            np.bincount(v, minlength=10)
+            for v in (infer_labels(mean, 4)[0].numpy(), y[index].numpy())
+        ]
         right += np.minimum(*counts).sum()
     assert right / (4 * draws) > 0.75  # guessing finds about a third
 
@@ -99,7 +110,9 @@ def test_labels_do_not_depend_on_scale_or_neighbours_and_come_in_order():
     assert torch.equal(infer_labels({n: 1e-3 * g for n, g in rows.items()}, 3), found)
     assert torch.equal(found.sort(1).values, found)
     for row in range(4):
-        assert torch.equal(infer_labels({n: g[row : row + 1] for n, g in rows.items()}, 3)[0], found[row])
+        assert torch.equal(
+            infer_labels({n: g[row : row + 1] for n, g in rows.items()}, 3)[0], found[row]
+        )
 
 
 def test_labels_are_read_from_the_last_dense_layer():

@@ -46,14 +46,20 @@ def observe(defense, stage="example", batch=1, seed=0):
     held = tuple(PUBLIC + np.arange(i * batch, (i + 1) * batch) for i in range(VICTIMS))
     plan = Plan(VICTIMS, VICTIMS, 1, 1, batch, local_lr=0.1)
     taps = [Tap(stage, client) for client in range(VICTIMS)]
-    run = simulate(lenet(seed), (x, y), Partition("victims", held, len(y)), plan, defense, taps=taps)
-    return [run.observations[tap] for tap in taps], torch.stack([run.truth[tap][0][0] for tap in taps])
+    run = simulate(
+        lenet(seed), (x, y), Partition("victims", held, len(y)), plan, defense, taps=taps
+    )
+    return [run.observations[tap] for tap in taps], torch.stack(
+        [run.truth[tap][0][0] for tap in taps]
+    )
 
 
 @cache
-def taught(defense, batch=1, settings=SMALL):
+def train_inverter(defense, batch=1, settings=SMALL):
     x, y = digits()
-    return train(lenet(), parameters_of(lenet()), defense, x[:PUBLIC], y[:PUBLIC], settings, batch_size=batch)
+    return train(
+        lenet(), parameters_of(lenet()), defense, x[:PUBLIC], y[:PUBLIC], settings, batch_size=batch
+    )
 
 
 def error(images, truth):
@@ -64,10 +70,12 @@ def error(images, truth):
 @pytest.mark.parametrize("defense", [non_private(), CLIPPED], ids=["no defence", "clipping alone"])
 def test_without_noise_it_beats_the_guesses(defense):
     seen, truth = observe(defense)
-    images = taught(defense)(seen)
+    images = train_inverter(defense)(seen)
     x, y = digits()
     # a guess that is told the label
-    class_mean = torch.stack([x[:PUBLIC][y[:PUBLIC] == label].mean(0) for label in y[OTHERS].tolist()])
+    class_mean = torch.stack(
+        [x[:PUBLIC][y[:PUBLIC] == label].mean(0) for label in y[OTHERS].tolist()]
+    )
     assert images.shape == (VICTIMS, 1, 1, 28, 28) and 0 <= images.min() and images.max() <= 1
     found = error(images[:, 0], truth)
     for guess in (torch.full_like(truth, 0.5), x[:PUBLIC].mean(0).expand_as(truth), class_mean):
@@ -78,10 +86,17 @@ def test_without_noise_it_beats_the_guesses(defense):
 def test_pure_noise_leaves_it_the_mean_image():
     defense = fed_cdp("example", clip_norm=1.0, noise_scale=1000.0)
     seen, truth = observe(defense, batch=2)
-    attacker = taught(defense, batch=2)
-    found, guess = error(attacker(seen)[:, 0], truth), error(digits()[0][:PUBLIC].mean(0).expand_as(truth), truth)
-    assert stats.ttest_rel(guess, found, alternative="greater").pvalue > 1e-6  # wrong alarm: once in a million
-    assert found.mean() < 1.1 * guess.mean()  # and it is not fooled by the noise that it has learned by heart
+    attacker = train_inverter(defense, batch=2)
+    found, guess = (
+        error(attacker(seen)[:, 0], truth),
+        error(digits()[0][:PUBLIC].mean(0).expand_as(truth), truth),
+    )
+    assert (
+        stats.ttest_rel(guess, found, alternative="greater").pvalue > 1e-6
+    )  # wrong alarm: once in a million
+    assert (
+        found.mean() < 1.1 * guess.mean()
+    )  # and it is not fooled by the noise that it has learned by heart
 
 
 def test_more_noise_less_image():
@@ -90,7 +105,7 @@ def test_more_noise_less_image():
         defense = Defense("noise", per_example=PerExample(Clip(1e4, "all"), std / 1e4))
         assert defense.per_example.example_std(1) == pytest.approx(std)
         seen, truth = observe(defense)
-        errors.append(float(error(taught(defense)(seen)[:, 0], truth).mean()))
+        errors.append(float(error(train_inverter(defense)(seen)[:, 0], truth).mean()))
     assert errors == sorted(errors) and errors[2] > 1.5 * errors[0]
 
 
@@ -99,29 +114,41 @@ def test_the_replay_is_the_clients_own_rule():
     x, y = digits()
     seen, _ = observe(CLIPPED)
     route = learned._Route(lenet(), parameters_of(lenet()), 1, 0)
-    rows = [route.seen(g, CLIPPED, torch.Generator()) for g in route.gradients(x[OTHERS], y[OTHERS])]
+    rows = [
+        route.seen(g, CLIPPED, torch.Generator()) for g in route.gradients(x[OTHERS], y[OTHERS])
+    ]
     expected = torch.stack([torch.cat([v[0].flatten() for v in o.values.values()]) for o in seen])
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_replayed_noise_has_the_plans_size():
-    defense = fed_cdp("example", divide_by="none")  # the one reading whose noise at the tap depends on B: σC√B
+    defense = fed_cdp(
+        "example", divide_by="none"
+    )  # the one reading whose noise at the tap depends on B: σC√B
     x, y = digits()
     route = learned._Route(lenet(), parameters_of(lenet()), 4, 0)
     gradients = next(route.gradients(x[:8], y[:8]))
     noise = route.seen(gradients, defense, torch.Generator().manual_seed(0))
     noise = noise - route.seen(gradients, defense.noiseless(), torch.Generator())
-    # 136,304 draws: the estimate's standard error is 0.2 %, so 1.2 % is six of them (wrong alarm: 2e-9)
+    # 136,304 draws: the estimate's standard error is 0.2 %, so 1.2 % is six of them (wrong alarm:
+    # 2e-9)
     assert float(noise.std()) == pytest.approx(6 * 4 * 2, rel=0.012)
 
 
 def test_views_differ_only_where_noise_is_drawn():
-    assert taught(CLIPPED).views == 1
-    assert taught(Defense("noise", per_example=PerExample(Clip(1e4, "all"), 0.1 / 1e4))).views == 2
+    assert train_inverter(CLIPPED).views == 1
+    assert (
+        train_inverter(Defense("noise", per_example=PerExample(Clip(1e4, "all"), 0.1 / 1e4))).views
+        == 2
+    )
 
 
 def test_whitened_features_are_uncorrelated():
-    features = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) @ torch.diag(torch.arange(1.0, 7)) + 3
+    features = (
+        torch.randn(500, 6, generator=torch.Generator().manual_seed(0))
+        @ torch.diag(torch.arange(1.0, 7))
+        + 3
+    )
     features[:, 1] += features[:, 0]
     axes, centre = learned._whitening(features, 1e-9)
     white = features @ axes - centre
@@ -137,27 +164,37 @@ def test_a_seed_decides_everything_and_the_global_one_nothing():
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)
         state = torch.get_rng_state()
-        made.append(train(lenet(), parameters_of(lenet()), non_private(), x[:PUBLIC], y[:PUBLIC], quick)(seen))
+        made.append(
+            train(lenet(), parameters_of(lenet()), non_private(), x[:PUBLIC], y[:PUBLIC], quick)(
+                seen
+            )
+        )
         assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(*made)
-    assert not torch.equal(made[0], taught(non_private(), settings=replace(quick, seed=1))(seen))
+    assert not torch.equal(
+        made[0], train_inverter(non_private(), settings=replace(quick, seed=1))(seen)
+    )
 
 
 def test_a_gradient_without_numbers_gives_an_image_and_spoils_no_other():
     seen, _ = observe(non_private())
-    broken = replace(seen[0], values={name: torch.full_like(v, torch.nan) for name, v in seen[0].values.items()})
-    attacker = taught(non_private())
+    broken = replace(
+        seen[0], values={name: torch.full_like(v, torch.nan) for name, v in seen[0].values.items()}
+    )
+    attacker = train_inverter(non_private())
     images = attacker([broken, *seen[1:]])
     assert torch.isfinite(images).all() and torch.equal(images[1:], attacker(seen)[1:])
 
 
 def test_what_it_knows_is_printed():
-    text = str(taught(CLIPPED))
-    assert f"{PUBLIC} labelled images" in text and "clip_norm=0.5" in text and "truth: unknown" in text
+    text = str(train_inverter(CLIPPED))
+    assert (
+        f"{PUBLIC} labelled images" in text and "clip_norm=0.5" in text and "truth: unknown" in text
+    )
 
 
 def test_it_refuses_what_it_was_not_trained_for():
-    attacker = taught(non_private())
+    attacker = train_inverter(non_private())
     with pytest.raises(InputError, match="no observations"):
         attacker([])
     for stage in ("batch", "update"):
@@ -179,13 +216,21 @@ def test_unusable_public_data_and_settings_are_named():
 
     with pytest.raises(InputError, match="0 public images are too few"):
         given(x[:0], y[:0])
-    with pytest.raises(InputError, match="30 public images are too few to learn from: give at least 32"):
+    with pytest.raises(
+        InputError, match="30 public images are too few to learn from: give at least 32"
+    ):
         train(lenet(), parameters_of(lenet()), non_private(), x[:30], y[:30], SMALL, batch_size=16)
     with pytest.raises(InputError, match=r"\[n, C, H, W\] and \[n\]"):
         given(x[:30], y[:29])
     with pytest.raises(InputError, match="greatest public pixel = 255"):
         given(x[:30] * 255, y[:30])
-    for wrong in ({"epochs": 0}, {"held_out": 1.0}, {"learning_rate": -1.0}, {"public_images": 3}, {"floor": 0.0}):
+    for wrong in (
+        {"epochs": 0},
+        {"held_out": 1.0},
+        {"learning_rate": -1.0},
+        {"public_images": 3},
+        {"floor": 0.0},
+    ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             LearnedAttack(**wrong)
 
@@ -194,6 +239,12 @@ def test_any_batch_size_divides_what_is_fitted_and_what_is_held_out():
     x, y = digits()
     for batch in (3, 7, 45):
         attacker = train(
-            lenet(), parameters_of(lenet()), CLIPPED, x[:100], y[:100], replace(SMALL, epochs=1), batch_size=batch
+            lenet(),
+            parameters_of(lenet()),
+            CLIPPED,
+            x[:100],
+            y[:100],
+            replace(SMALL, epochs=1),
+            batch_size=batch,
         )
         assert attacker.public_images == 100 // batch * batch

@@ -35,7 +35,9 @@ def by_rows(objectives):
 def quadratic(n, condition, seed):
     generator = torch.Generator().manual_seed(seed)
     turn, _ = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
-    matrix = turn @ torch.diag(torch.logspace(0, math.log10(condition), n, dtype=torch.float64)) @ turn.T
+    matrix = (
+        turn @ torch.diag(torch.logspace(0, math.log10(condition), n, dtype=torch.float64)) @ turn.T
+    )
     target = torch.randn(n, generator=generator, dtype=torch.float64)
     return lambda x: 0.5 * (x - target) @ matrix @ (x - target)
 
@@ -52,7 +54,9 @@ def points(rows, n, seed=0):
 def test_lbfgs_rows_take_torchs_steps_on_quadratics(n, iterations, history):
     objectives = [quadratic(n, condition, seed) for seed, condition in enumerate((3, 100, 1000))]
     x = points(3, n)
-    expected = [by_torch(torch_lbfgs(history), f, x[row], iterations) for row, f in enumerate(objectives)]
+    expected = [
+        by_torch(torch_lbfgs(history), f, x[row], iterations) for row, f in enumerate(objectives)
+    ]
     optimiser, evaluate = LBFGS(x, history=history), by_rows(objectives)
     for iteration in range(iterations):
         loss, at = optimiser.advance(evaluate)
@@ -76,7 +80,9 @@ def test_lbfgs_takes_torchs_first_step_and_learning_rate(size):
         _, at = LBFGS(x, rate, steps=1).advance(evaluate)
         torch.testing.assert_close(at, x - rate * gradient / max(1.0, length))
         made = by_torch(torch_lbfgs(rate=rate), objective, x[0], 1)
-        torch.testing.assert_close(LBFGS(x, rate).advance(evaluate)[1][0], made[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            LBFGS(x, rate).advance(evaluate)[1][0], made[0], rtol=1e-6, atol=1e-6
+        )
 
 
 def test_lbfgs_keeps_to_short_steps_until_a_curvature_pair_is_found():

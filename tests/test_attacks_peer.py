@@ -13,10 +13,10 @@ from fl_privacy_lib.metrics import success
 VICTIMS, PEERS = 12, 8
 """Attacked here, and by a plain version, which takes them one by one.
 
-Both attacks are chaotic: whom they miss depends on the processor's rounding. Measured on 40 victims, DLG succeeds on 37
-here (its plain version on 12 of 16), iDLG and GradInv on all. A rate 0.35 below the peer's is hardly chance: even for
-DLG that happens on fewer than one processor in a thousand.
-"""
+Both attacks are chaotic: whom they miss depends on the processor's rounding. Measured on 40
+victims, DLG succeeds on 37 here (its plain version on 12 of 16), iDLG and GradInv on all. A rate
+0.35 below the peer's is hardly chance: even for DLG that happens on fewer than one processor in a
+thousand. """
 
 
 def gradients_of(image, label):
@@ -34,7 +34,9 @@ def plain_dlg(target, label, seed, iterations, joint):
 
     def objective():
         y = torch.softmax(soft, 0) if joint else label
-        return sum((g - t).square().sum() for g, t in zip(gradients_of(image, y), target, strict=True))
+        return sum(
+            (g - t).square().sum() for g, t in zip(gradients_of(image, y), target, strict=True)
+        )
 
     def closure():
         optimiser.zero_grad()
@@ -62,7 +64,9 @@ def plain_grad_inversion(target, label, seed, steps):
     best = (float("inf"), image.detach().clone())
     for _ in range(steps):
         seen = torch.cat([g.flatten() for g in gradients_of(image, label)])
-        rough = (image[:, 1:] - image[:, :-1]).abs().mean() + (image[:, :, 1:] - image[:, :, :-1]).abs().mean()
+        rough = (image[:, 1:] - image[:, :-1]).abs().mean() + (
+            image[:, :, 1:] - image[:, :, :-1]
+        ).abs().mean()
         value = 1 - seen @ flat / (seen.norm() * flat.norm()) + 1e-4 * rough
         if float(value.detach()) < best[0]:
             best = (float(value.detach()), image.detach().clone())

@@ -17,7 +17,16 @@ from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon
 from fl_privacy_lib.data import Partition, full_copies
-from fl_privacy_lib.defenses import Declaration, Defense, Holding, Noise, PerExample, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import (
+    Declaration,
+    Defense,
+    Holding,
+    Noise,
+    PerExample,
+    fed_cdp,
+    fed_sdp,
+    non_private,
+)
 from fl_privacy_lib.defenses.events import release, unbounded
 from fl_privacy_lib.sampling import BATCH_SAMPLINGS, CLIENT_SAMPLINGS, Plan
 
@@ -36,7 +45,13 @@ def proved(defense, plan=PAPER, holding=ONE, **reading):
 
 @pytest.mark.parametrize(
     ("divide_by", "tensors", "expected"),
-    [("batch", 1, 6.0), ("sqrt_batch", 1, 13.416), ("none", 1, 30.0), ("batch", 3, 3.464), ("none", 4, 15.0)],
+    [
+        ("batch", 1, 6.0),
+        ("sqrt_batch", 1, 13.416),
+        ("none", 1, 30.0),
+        ("batch", 3, 3.464),
+        ("none", 4, 15.0),
+    ],
 )
 def test_the_divisor_and_the_tensors_decide_the_multiplier(divide_by, tensors, expected):
     holding = Holding(50_000, 500, tensors)
@@ -55,7 +70,9 @@ def moved(plan, size, copies, client, round):
 
 
 @pytest.mark.parametrize("sampling", BATCH_SAMPLINGS)
-@pytest.mark.parametrize(("size", "iterations", "batch"), [(12, 4, 3), (10, 7, 3), (5, 3, 5), (30, 2, 4)])
+@pytest.mark.parametrize(
+    ("size", "iterations", "batch"), [(12, 4, 3), (10, 7, 3), (5, 3, 5), (30, 2, 4)]
+)
 @pytest.mark.parametrize("repeats", [1, 2, 4])
 def test_no_participation_tells_more_than_the_release(sampling, size, iterations, batch, repeats):
     plan = Plan(3, 2, 4, iterations, batch, "fixed", sampling, local_lr=0.1, seed=5)
@@ -63,14 +80,21 @@ def test_no_participation_tells_more_than_the_release(sampling, size, iterations
     largest = 0.0
     for client, round in itertools.product(range(3), range(4)):
         for copies in itertools.islice(itertools.combinations(range(size), repeats), 40):
-            largest = max(largest, math.sqrt(sum(k**2 for k in moved(plan, size, copies, client, round))))
-    assert largest <= told.mu * (1 + 1e-9)  # σ = 1 and M = 1: a shift of one example is one standard deviation
+            largest = max(
+                largest, math.sqrt(sum(k**2 for k in moved(plan, size, copies, client, round)))
+            )
+    assert largest <= told.mu * (
+        1 + 1e-9
+    )  # σ = 1 and M = 1: a shift of one example is one standard deviation
     if repeats == 1 and sampling.startswith("one_pass"):
         assert largest == pytest.approx(told.mu)
 
 
 def test_a_client_moves_its_whole_batch_in_every_iteration():
-    for defense, expected in ((fed_cdp("batch"), 5 * 10 / 6), (fed_cdp("example"), math.sqrt(500) / 6)):
+    for defense, expected in (
+        (fed_cdp("batch"), 5 * 10 / 6),
+        (fed_cdp("example"), math.sqrt(500) / 6),
+    ):
         assert release(defense, PAPER, ONE, "client").mu == pytest.approx(expected)
     poisson = replace(PAPER, batch_sampling="poisson")
     assert release(fed_cdp("batch"), poisson, ONE, "client").mu == pytest.approx(500 * 10 / 6)
@@ -83,14 +107,20 @@ def test_noise_per_example_under_poisson_counts_a_batch_of_one():
     poisson = replace(PAPER, batch_sampling="poisson")
     at_example = release(fed_cdp("example"), poisson, ONE, tap="example")
     at_batch = release(fed_cdp("example"), poisson, ONE, tap="batch")
-    assert at_batch.noise_multiplier == pytest.approx(at_example.noise_multiplier) == pytest.approx(6.0)
+    assert (
+        at_batch.noise_multiplier
+        == pytest.approx(at_example.noise_multiplier)
+        == pytest.approx(6.0)
+    )
     assert at_batch.uses == 100
 
 
 def test_fed_sdp_releases_an_update_once():
     told = release(fed_sdp("client"), PAPER, THREE, "client")
     assert (told.noise_multiplier, told.uses) == (pytest.approx(6 / math.sqrt(3)), 1)
-    assert release(fed_sdp("client"), PAPER, THREE, "example").noise_multiplier == pytest.approx(3 / math.sqrt(3))
+    assert release(fed_sdp("client"), PAPER, THREE, "example").noise_multiplier == pytest.approx(
+        3 / math.sqrt(3)
+    )
     coded = release(fed_sdp("client", participants=100), PAPER, ONE, "client")
     assert coded.noise_multiplier == pytest.approx(0.6)
 
@@ -136,7 +166,8 @@ def test_l2_max_can_be_named_by_the_caller():
 
 
 @pytest.mark.parametrize(
-    ("clients", "taking", "rounds", "holders"), [(4, 2, 3, 2), (5, 1, 2, 3), (3, 3, 2, 2), (4, 3, 2, 4)]
+    ("clients", "taking", "rounds", "holders"),
+    [(4, 2, 3, 2), (5, 1, 2, 3), (3, 3, 2, 2), (4, 3, 2, 4)],
 )
 def test_participations_against_all_draws(clients, taking, rounds, holders):
     draws = list(itertools.combinations(range(clients), taking))
@@ -147,7 +178,9 @@ def test_participations_against_all_draws(clients, taking, rounds, holders):
     assert audit.participations(plan, holders) == pytest.approx(count / count.sum(), abs=1e-12)
 
 
-@pytest.mark.parametrize(("clients", "taking", "rounds", "holders"), [(4, 2, 3, 2), (5, 2, 4, 3), (3, 1, 2, 1)])
+@pytest.mark.parametrize(
+    ("clients", "taking", "rounds", "holders"), [(4, 2, 3, 2), (5, 2, 4, 3), (3, 1, 2, 1)]
+)
 def test_participations_of_whole_epochs_against_all_orders(clients, taking, rounds, holders):
     epoch, orders = clients // taking, list(itertools.permutations(range(clients)))
     count = np.zeros(holders * rounds + 1)
@@ -158,25 +191,38 @@ def test_participations_of_whole_epochs_against_all_orders(clients, taking, roun
     assert audit.participations(plan, holders) == pytest.approx(count / count.sum(), abs=1e-12)
 
 
-@given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 8), st.sampled_from(CLIENT_SAMPLINGS), st.data())
+@given(
+    st.integers(1, 30),
+    st.integers(1, 6),
+    st.integers(1, 8),
+    st.sampled_from(CLIENT_SAMPLINGS),
+    st.data(),
+)
 @settings(max_examples=60, deadline=None)
 def test_participations_are_a_law_with_the_right_mean(clients, holders, rounds, sampling, data):
     holders = min(holders, clients)
     taking = data.draw(st.integers(1, clients))
-    law = audit.participations(Plan(clients, taking, rounds, 1, 1, sampling, local_lr=0.1), holders)
-    assert law.sum() == pytest.approx(1)
-    assert law @ np.arange(law.size) == pytest.approx(rounds * holders * taking / clients)
-    most = audit.quantile(law, 0.01)
-    assert law[most + 1 :].sum() <= 0.01 + 1e-9 and (most == 0 or law[most:].sum() > 0.01 - 1e-9)
+    distribution = audit.participations(
+        Plan(clients, taking, rounds, 1, 1, sampling, local_lr=0.1), holders
+    )
+    assert distribution.sum() == pytest.approx(1)
+    assert distribution @ np.arange(distribution.size) == pytest.approx(
+        rounds * holders * taking / clients
+    )
+    most = audit.quantile(distribution, 0.01)
+    assert distribution[most + 1 :].sum() <= 0.01 + 1e-9 and (
+        most == 0 or distribution[most:].sum() > 0.01 - 1e-9
+    )
 
 
 def test_mixture_against_integration():
-    """The view (N, x): N of known law, x normal with a shift of √N μ or none."""
-    law, mu = np.array([0.2, 0.5, 0.3]), 0.7
-    epsilon = audit.mixture_epsilon(law, mu, 1e-3)
+    """The view (N, x): N of known distribution, x normal with a shift of √N μ or none."""
+    distribution, mu = np.array([0.2, 0.5, 0.3]), 0.7
+    epsilon = audit.mixture_epsilon(distribution, mu, 1e-3)
     x = np.linspace(-15, 15, 200_001)
     gap = [
-        p * np.maximum(norm.pdf(x - mu * math.sqrt(n)) - math.exp(epsilon) * norm.pdf(x), 0) for n, p in enumerate(law)
+        p * np.maximum(norm.pdf(x - mu * math.sqrt(n)) - math.exp(epsilon) * norm.pdf(x), 0)
+        for n, p in enumerate(distribution)
     ]
     assert sum(np.trapz(part, x) for part in gap) == pytest.approx(1e-3, rel=1e-6)
 
@@ -184,8 +230,10 @@ def test_mixture_against_integration():
 @given(st.integers(1, 40), st.floats(0.05, 2.0))
 @settings(max_examples=40, deadline=None)
 def test_a_certain_number_of_participations_is_one_gaussian(count, mu):
-    law = np.eye(count + 1)[count]
-    assert audit.mixture_epsilon(law, mu, DELTA) == pytest.approx(gdp_epsilon(mu * math.sqrt(count), DELTA), abs=1e-7)
+    distribution = np.eye(count + 1)[count]
+    assert audit.mixture_epsilon(distribution, mu, DELTA) == pytest.approx(
+        gdp_epsilon(mu * math.sqrt(count), DELTA), abs=1e-7
+    )
 
 
 def test_nobody_taking_part_costs_nothing():
@@ -197,7 +245,8 @@ def test_nobody_taking_part_costs_nothing():
 
 
 @pytest.mark.parametrize(
-    ("uses", "tensors", "expected"), [(1, 1, 0.594), (10, 1, 2.11), (100, 1, 8.0), (1, 3, 1.09), (10, 3, 3.94)]
+    ("uses", "tensors", "expected"),
+    [(1, 1, 0.594), (10, 1, 2.11), (100, 1, 8.0), (1, 3, 1.09), (10, 3, 3.94)],
 )
 def test_who_sees_participation(uses, tensors, expected):
     (event,) = fed_cdp("batch").events(PAPER, Holding(50_000, 500, tensors), participations=uses)
@@ -223,13 +272,18 @@ def test_a_client_is_not_an_example(where, expected):
 def test_the_papers_count():
     both = audit.statement(fed_cdp("batch"), PAPER, THREE, delta=DELTA)
     assert both.paper.epsilon == pytest.approx(0.8227, abs=1e-4)
-    assert (both.paper.unit, both.paper.sampling, both.paper.accountant) == ("example", "poisson", "moments_accountant")
+    assert (both.paper.unit, both.paper.sampling, both.paper.accountant) == (
+        "example",
+        "poisson",
+        "moments_accountant",
+    )
     sdp = audit.statement(fed_sdp("client"), PAPER, THREE, delta=DELTA).paper
     assert (sdp.unit, round(sdp.epsilon, 4)) == ("client", 0.8494)
 
 
 @pytest.mark.parametrize(
-    ("batch", "examples", "rounds", "expected"), [(3, 2_267, 60, 9.79), (4, 426, 3, 16.8), (3, 36_631, 10, 0.215)]
+    ("batch", "examples", "rounds", "expected"),
+    [(3, 2_267, 60, 9.79), (4, 426, 3, 16.8), (3, 36_631, 10, 0.215)],
 )
 def test_the_papers_formula_on_the_papers_data(batch, examples, rounds, expected):
     plan = Plan(1000, 100, rounds, 100, batch, local_lr=0.1)
@@ -242,7 +296,9 @@ def test_a_rate_above_one_is_counted_as_one_and_said():
     found = audit.statement(fed_cdp("batch"), PAPER, Holding(100, 500, 3), delta=DELTA).paper
     assert any("above 1" in why for _, why in found.reasons)
     assert found.epsilon == pytest.approx(
-        spend(Event(1.0, 6.0, "example", "add_remove", uses=10_000), "moments_accountant", DELTA).epsilon
+        spend(
+            Event(1.0, 6.0, "example", "add_remove", uses=10_000), "moments_accountant", DELTA
+        ).epsilon
     )
 
 
@@ -254,7 +310,12 @@ def test_central_training_is_counted_at_the_rate_of_its_batches():
     plan = Plan(1, 1, 1, 100, 10, "fixed", "poisson", local_lr=0.1)
     central, holding = fed_cdp("batch", noise_scale=1.0, scope="all"), Holding(1000, 1000, 3)
     (event,) = central.events(plan, holding)
-    assert (event.sampling_rate, event.noise_multiplier, event.uses, event.sampling) == (0.01, 1.0, 100, "poisson")
+    assert (event.sampling_rate, event.noise_multiplier, event.uses, event.sampling) == (
+        0.01,
+        1.0,
+        100,
+        "poisson",
+    )
     epsilon = spend(event, "pld", DELTA).epsilon
     assert epsilon == pytest.approx(0.718, abs=5e-4)
     assert proved(central, plan, holding).epsilon == epsilon
@@ -263,7 +324,9 @@ def test_central_training_is_counted_at_the_rate_of_its_batches():
     peer = PRVAccountant()
     for _ in range(100):
         peer.step(noise_multiplier=1.0, sample_rate=0.01)
-    assert epsilon == pytest.approx(peer.get_epsilon(DELTA, eps_error=0.002), abs=0.012)  # it errs upwards by design
+    assert epsilon == pytest.approx(
+        peer.get_epsilon(DELTA, eps_error=0.002), abs=0.012
+    )  # it errs upwards by design
 
 
 @pytest.mark.parametrize(
@@ -290,7 +353,11 @@ def test_batches_without_replacement_are_amplified_for_replaced_examples():
     plan = Plan(1, 1, 1, 100, 10, "fixed", "with_replacement", local_lr=0.1)
     defense, holding = fed_cdp("batch", scope="all"), Holding(1000, 1000, 1)
     (replaced,) = defense.events(plan, holding, relation="replace_one")
-    assert (replaced.sampling, replaced.sampling_rate, replaced.noise_multiplier) == ("fixed", 0.01, 3.0)
+    assert (replaced.sampling, replaced.sampling_rate, replaced.noise_multiplier) == (
+        "fixed",
+        0.01,
+        3.0,
+    )
     (removed,) = defense.events(plan, holding)
     assert removed.sampling == "none"  # no bound is known for removing from a sample of fixed size
 
@@ -310,14 +377,24 @@ def test_drawn_batches_never_cost_more_than_their_worst_case(sampling):
     for relation in ("add_remove", "replace_one"):
         told = release(fed_cdp("batch"), plan, Holding(1_000, 50, 1), "example", relation)
         worst = audit.mixture_epsilon(audit.participations(plan), told.mu, DELTA)
-        assert proved(fed_cdp("batch"), plan, Holding(1_000, 50, 1), relation=relation).epsilon <= worst + 1e-9
+        assert (
+            proved(fed_cdp("batch"), plan, Holding(1_000, 50, 1), relation=relation).epsilon
+            <= worst + 1e-9
+        )
     with_copies = proved(fed_cdp("batch"), plan, Holding(1_000, 50, 1, 1, 2))
     assert with_copies.accountant == "gdp over participations"
 
 
-# ---- laws --------------------------------------------------------------------------------------------------
+# ---- distributions --------------------------------------------------------------------------------------------------
 
-SMALL = {"clients": 20, "participants": 4, "rounds": 5, "local_iterations": 4, "batch_size": 5, "local_lr": 0.1}
+SMALL = {
+    "clients": 20,
+    "participants": 4,
+    "rounds": 5,
+    "local_iterations": 4,
+    "batch_size": 5,
+    "local_lr": 0.1,
+}
 
 
 @given(
@@ -346,9 +423,22 @@ def test_noise_tensors_holders_and_relation(noise, factor, tensors, holders, whe
     holding = Holding(200, 20, tensors, holders)
     here = proved(fed_cdp(where, noise_scale=noise), plan, holding).epsilon
     assert proved(fed_cdp(where, noise_scale=noise * factor), plan, holding).epsilon <= here + 1e-9
-    assert proved(fed_cdp(where, noise_scale=noise), plan, replace(holding, tensors=tensors + 1)).epsilon >= here - 1e-9
-    assert proved(fed_cdp(where, noise_scale=noise), plan, replace(holding, holders=holders + 1)).epsilon >= here - 1e-9
-    assert proved(fed_cdp(where, noise_scale=noise), plan, holding, relation="replace_one").epsilon >= here - 1e-9
+    assert (
+        proved(
+            fed_cdp(where, noise_scale=noise), plan, replace(holding, tensors=tensors + 1)
+        ).epsilon
+        >= here - 1e-9
+    )
+    assert (
+        proved(
+            fed_cdp(where, noise_scale=noise), plan, replace(holding, holders=holders + 1)
+        ).epsilon
+        >= here - 1e-9
+    )
+    assert (
+        proved(fed_cdp(where, noise_scale=noise), plan, holding, relation="replace_one").epsilon
+        >= here - 1e-9
+    )
     assert proved(fed_cdp(where, noise_scale=noise), plan, holding, unit="client").epsilon >= 0
 
 
@@ -389,18 +479,27 @@ def test_hidden_and_visible_participation_against_integration():
     x = np.linspace(-20, 20, 400_001)
     p, n = norm.pdf(x - 1 / z), norm.pdf(x)
     hidden, visible = audit.visible_participation(epsilon, q, z)
-    assert hidden == pytest.approx(np.trapz(np.maximum((1 - q) * n + q * p - math.exp(epsilon) * n, 0), x), rel=1e-6)
-    # an absent client is recognised: the two laws share the part without it, which no test can use
-    assert visible == pytest.approx(q * np.trapz(np.maximum(p - math.exp(epsilon) * n, 0), x), rel=1e-6)
+    assert hidden == pytest.approx(
+        np.trapz(np.maximum((1 - q) * n + q * p - math.exp(epsilon) * n, 0), x), rel=1e-6
+    )
+    # an absent client is recognised: the two distributions share the part without it, which no test
+    # can use
+    assert visible == pytest.approx(
+        q * np.trapz(np.maximum(p - math.exp(epsilon) * n, 0), x), rel=1e-6
+    )
     assert visible > hidden
 
 
-@pytest.mark.parametrize(("ratio", "dimension"), [(1.5, 40), (1.1, 2_000), (1.05, 34_720), (2.0, 10)])
+@pytest.mark.parametrize(
+    ("ratio", "dimension"), [(1.5, 40), (1.1, 2_000), (1.05, 34_720), (2.0, 10)]
+)
 @pytest.mark.parametrize("delta", [1e-5, 0.5])
 def test_l2_max_is_below_the_exact_epsilon(ratio, dimension, delta):
     """Equal means: the better-likelihood test looks at the squared length only, which is chi-square."""
     bound = audit.l2_max_epsilon(ratio, dimension, delta)
-    edge = 2 * (dimension * math.log(ratio) + bound) / (1 - ratio**-2)  # where log(q/p) = bound; q is the noisier law
+    edge = (
+        2 * (dimension * math.log(ratio) + bound) / (1 - ratio**-2)
+    )  # where log(q/p) = bound; q is the noisier distribution
     noisier = chi2.logsf(edge / ratio**2, dimension)
     quieter = chi2.logsf(edge, dimension)
     exact = math.exp(noisier) - math.exp(bound + quieter)
@@ -425,7 +524,9 @@ def test_the_lower_bound_lies_just_below_the_upper(rate, noise, steps):
 
 def test_loss_of_one_gaussian_by_simulation_and_never_zero():
     x = np.random.default_rng(0).standard_normal(400_000) + 1 / 2
-    assert audit.gaussian_loss_exceeds(0.4, 2.0) == pytest.approx(np.mean(x / 2 - 1 / 8 > 0.4), abs=4e-3)
+    assert audit.gaussian_loss_exceeds(0.4, 2.0) == pytest.approx(
+        np.mean(x / 2 - 1 / 8 > 0.4), abs=4e-3
+    )
     assert audit.gaussian_loss_exceeds(5.0, 6.0) > 0
     assert gdp_delta(0.4, 0.5) < audit.gaussian_loss_exceeds(0.4, 2.0)
 
@@ -457,7 +558,9 @@ def test_a_wrong_reading_gets_one_sentence(reading):
     assert str(error.value).endswith(".")
 
 
-@pytest.mark.parametrize("bad", [{"tensors": 0}, {"holders": 1.5}, {"repeats": 501}, {"client_size": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"tensors": 0}, {"holders": 1.5}, {"repeats": 501}, {"client_size": -1}]
+)
 def test_a_wrong_holding_gets_one_sentence(bad):
     with pytest.raises(InputError):
         Holding(**({"examples": 100, "client_size": 500, "tensors": 1} | bad))

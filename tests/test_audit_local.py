@@ -8,13 +8,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
-from test_local_dp import by_flipping, generator, signs_law
+from test_local_dp import by_flipping, generator, signs_distribution
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.audit import local_statement
 from fl_privacy_lib.audit.local import budget, selection_epsilon, two_stage_epsilon, value_epsilon
-from fl_privacy_lib.defenses.perturbation import Compressed, Duchi, Flat, Hybrid, Laplace, Piecewise, random_projection
-from fl_privacy_lib.defenses.selection import Exponential, PerturbedEncoding, PerturbedSampling, RandomChoice, TopK
+from fl_privacy_lib.defenses.perturbation import (
+    Compressed,
+    Duchi,
+    Flat,
+    Hybrid,
+    Laplace,
+    Piecewise,
+    random_projection,
+)
+from fl_privacy_lib.defenses.selection import (
+    Exponential,
+    PerturbedEncoding,
+    PerturbedSampling,
+    RandomChoice,
+    TopK,
+)
 
 ONE_DIMENSIONAL = (Duchi, Piecewise, Hybrid, Laplace)
 BUDGETS = (0.5, 1, 2, 4)
@@ -38,10 +52,12 @@ def by_quadrature(epsilon, d, k):
     return epsilon + math.log((p * a + (1 - p) * b) / ((1 - p) * a + p * b))
 
 
-def largest_ratio(laws):
+def largest_ratio(distributions):
     """The naive maximum over all pairs of inputs and all outputs."""
-    pairs = itertools.permutations(laws, 2)
-    return max(math.log(a / b) for one, other in pairs for a, b in zip(one, other, strict=True) if a > 0)
+    pairs = itertools.permutations(distributions, 2)
+    return max(
+        math.log(a / b) for one, other in pairs for a, b in zip(one, other, strict=True) if a > 0
+    )
 
 
 # ---- selection -----------------------------------------------------------------------------------------------
@@ -60,23 +76,33 @@ def test_the_counter_example_by_hand():
     p = math.e / (1 + math.e)
     ratio = p * (1 + p) / ((1 - p) * (2 - p))
     assert math.log(ratio) == pytest.approx(1.3106, abs=5e-5)
-    assert selection_epsilon(PerturbedEncoding(1.0, 1, "e_eps"), 2) == pytest.approx(math.log(ratio), rel=1e-12)
-    laws = [by_flipping(np.array(status), p) for status in ((1, 0), (0, 1))]
-    assert largest_ratio(laws) == pytest.approx(math.log(ratio), rel=1e-12)
+    assert selection_epsilon(PerturbedEncoding(1.0, 1, "e_eps"), 2) == pytest.approx(
+        math.log(ratio), rel=1e-12
+    )
+    distributions = [by_flipping(np.array(status), p) for status in ((1, 0), (0, 1))]
+    assert largest_ratio(distributions) == pytest.approx(math.log(ratio), rel=1e-12)
 
 
 @given(st.integers(2, 6), st.data(), st.floats(0.01, 20))
 @settings(max_examples=40, deadline=None)
 def test_closed_form_and_enumeration_agree(d, data, epsilon):
     k = data.draw(st.integers(1, d))
-    mechanisms = [Exponential(epsilon), PerturbedSampling(epsilon, k), PerturbedEncoding(epsilon, k, "e_eps"),
-                  PerturbedEncoding(epsilon, k, "e_half_eps"), TopK(k), RandomChoice()]  # fmt: skip
+    mechanisms = [
+        Exponential(epsilon),
+        PerturbedSampling(epsilon, k),
+        PerturbedEncoding(epsilon, k, "e_eps"),
+        PerturbedEncoding(epsilon, k, "e_half_eps"),
+        TopK(k),
+        RandomChoice(),
+    ]
     if k < d:
         mechanisms.append(PerturbedEncoding(epsilon, k))
     for mechanism in mechanisms:
         closed = selection_epsilon(mechanism, d)
         one_input = k == d and hasattr(mechanism, "k")
-        assert closed == pytest.approx(selection_epsilon(mechanism, d, "enumerated"), rel=1e-9, abs=1e-12)
+        assert closed == pytest.approx(
+            selection_epsilon(mechanism, d, "enumerated"), rel=1e-9, abs=1e-12
+        )
         assert not one_input or closed == 0.0
 
 
@@ -140,8 +166,8 @@ def test_a_wrong_law_is_found():
     class Wider(Piecewise):
         """Piecewise as if e^ε, not e^{ε/2}, stood in its probability."""
 
-        def log_law(self, outputs, values):
-            near = Piecewise.log_law(self, outputs, values)
+        def log_prob(self, outputs, values):
+            near = Piecewise.log_prob(self, outputs, values)
             return near + np.where(near == near.max(), self.epsilon / 2, 0.0)
 
     assert value_epsilon(Wider(1.0)) == pytest.approx(1.5)
@@ -162,10 +188,10 @@ def test_vectors_are_as_private_as_claimed_but_for_ties(kind, epsilon):
 @pytest.mark.parametrize("d", [1, 2, 3, 4])
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_duchis_vectors_by_brute_force(d, calibrated):
-    """All corners and the middle of the cube of values: the law is linear in each value, so corners are the worst."""
+    """All corners and the middle of the cube of values: probabilities are linear in each, so corners are worst."""
     points = list(itertools.product((-1, 0, 1), repeat=d))
     for epsilon in (0.3, 1.0, 3.0):
-        found = largest_ratio([signs_law(t, epsilon, calibrated)[1] for t in points])
+        found = largest_ratio([signs_distribution(t, epsilon, calibrated)[1] for t in points])
         mechanism = Flat(Duchi, epsilon, d, reading="calibrated" if calibrated else "published")
         assert value_epsilon(mechanism) == pytest.approx(found, rel=1e-9)
 
@@ -178,13 +204,18 @@ def test_two_stages_by_brute_force(kind):
     """All vectors over a few values, outputs (dimension, value): the worst pair attains the sum of both ε."""
     value, d = kind(0.9), 3
     ends = np.array([-1, 1]) * value.output_bound()
-    vectors = [v for v in itertools.product((-3, -2, -1, 0, 1, 2, 3), repeat=d) if len(set(map(abs, v))) == d]
+    vectors = [
+        v
+        for v in itertools.product((-3, -2, -1, 0, 1, 2, 3), repeat=d)
+        if len(set(map(abs, v))) == d
+    ]
     for selection in (Exponential(0.6), PerturbedEncoding(0.6, 1), PerturbedSampling(0.6, 2)):
-        laws = [
-            selection.law_given(np.abs(v))[:d, None] * np.exp(value.log_law(ends, np.clip(v, -1, 1)[:, None]))
+        distributions = [
+            selection.probabilities_given(np.abs(v))[:d, None]
+            * np.exp(value.log_prob(ends, np.clip(v, -1, 1)[:, None]))
             for v in vectors
         ]  # each [d, 2]: a dimension and one of the extreme values
-        found = math.log(np.max(np.max(laws, 0) / np.min(laws, 0)))
+        found = math.log(np.max(np.max(distributions, 0) / np.min(distributions, 0)))
         assert two_stage_epsilon(selection, value, d) == pytest.approx(found, rel=1e-9)
         assert found == pytest.approx(selection_epsilon(selection, d) + 0.9)
 
@@ -206,7 +237,11 @@ def test_statements_say_both_numbers_and_why():
     both = local_statement(PerturbedEncoding(1.0, 3, "e_eps"), Piecewise(1.0), 32, epochs=2)
     assert both.paper.epsilon == 4.0
     assert both.proved.epsilon == pytest.approx(2 * 2.050, abs=1e-3)
-    assert (both.proved.delta, both.proved.unit, both.paper.relation) == (0.0, "client", "replace_one")
+    assert (both.proved.delta, both.proved.unit, both.paper.relation) == (
+        0.0,
+        "client",
+        "replace_one",
+    )
     assert [step for step, _ in both.proved.reasons] == ["selection", "value", "composition"]
     assert "1 is claimed; its exact distribution at d = 32 gives 1.05" in both.proved.reasons[0][1]
     assert "2 reports" in both.proved.reasons[2][1]

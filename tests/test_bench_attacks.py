@@ -13,10 +13,16 @@ def test_both_engines_take_the_same_steps(double):
     view = bench_attacks.scene("digits", 2)
     attack = Attack(max_iterations=2, stop_loss=1e-30, restarts=0)
     alone, evaluations = bench_attacks.one_at_a_time(view, 2, attack)
-    ours = reconstruct(view.model, view.observations, view.shape, attack, labels=view.labels[:, None])
-    assert evaluations == 2 * 2 * (attack.steps + 1), "the optimiser's own, and one that reads the objective"
+    ours = reconstruct(
+        view.model, view.observations, view.shape, attack, labels=view.labels[:, None]
+    )
+    assert evaluations == 2 * 2 * (attack.steps + 1), (
+        "the optimiser's own, and one that reads the objective"
+    )
     torch.testing.assert_close(ours.images[:, 0], alone.clamp(0, 1), rtol=0, atol=1e-9)
-    assert (alone - view.images).abs().max() > 0.1, "still on its way: that both have arrived would say less"
+    assert (alone - view.images).abs().max() > 0.1, (
+        "still on its way: that both have arrived would say less"
+    )
 
 
 def test_a_bench_writes_every_engine_and_keeps_other_data_sets(tmp_path):
@@ -38,7 +44,9 @@ def test_the_record_has_both_engines_at_every_number_of_victims(dataset):
     assert list(frame.columns) == bench_attacks.COLUMNS
     own = frame[frame["dataset"] == dataset]
     found = set(own[["engine", "victims"]].itertuples(index=False, name=None))
-    assert found == {(engine, count) for engine in ("one_at_a_time", "ours") for count in bench_attacks.COUNTS}
+    assert found == {
+        (engine, count) for engine in ("one_at_a_time", "ours") for count in bench_attacks.COUNTS
+    }
     assert (own["paired_victims"] >= 100).all(), "a rate of fewer says too little"
     rates = own.groupby("engine")["success_rate"].first()
     assert abs(rates["ours"] - rates["one_at_a_time"]) <= 0.05

@@ -28,7 +28,15 @@ GRID = chapter.recorded_grid(FULL, ("mnist", "lfw", "cifar10"))
 CPU = torch.device("cpu")
 SMALL = {"victims": 3, "clients": 100, "max_iterations": 1}
 LEARNER = chapter.LearnedCell(
-    "digits", "gaussian", 0.01, public_images=100, projection=32, views=1, hidden=32, epochs=2, **SMALL
+    "digits",
+    "gaussian",
+    0.01,
+    public_images=100,
+    projection=32,
+    views=1,
+    hidden=32,
+    epochs=2,
+    **SMALL,
 )
 
 
@@ -42,7 +50,11 @@ def made_up(cell, rate=1.0):
     found = {name: np.full((n, 1), 0.05) for name in ("mse", "ssim", "grey_mse", "mean_mse")}
     found |= {"success": np.arange(n)[:, None] < rate * n, "iterations": np.full((n, 1), 7)}
     found |= {name: np.zeros((n, 1), dtype=bool) for name in ("label_right", "mean_success")}
-    return found | {"attack_iterations": np.ones(n), "status": np.full(n, "stalled"), "seconds": np.array(0.0)}
+    return found | {
+        "attack_iterations": np.ones(n),
+        "status": np.full(n, "stalled"),
+        "seconds": np.array(0.0),
+    }
 
 
 def record(folder, table, cells, rate=1.0, key=chapter.record_key):
@@ -72,7 +84,9 @@ def test_every_claim_finds_its_cells_in_the_grid(tmp_path):
         record(tmp_path, table, cells)
     for entry in (c for c in claims.load_claims() if c["chapter"] == "02"):
         found = claims.verdict(entry, tmp_path)
-        assert found.status in ("reproduced", "not reproduced", "refuted") and found.cells, entry["id"]
+        assert found.status in ("reproduced", "not reproduced", "refuted") and found.cells, entry[
+            "id"
+        ]
 
 
 def test_public_images_are_no_attacked_clients():
@@ -83,7 +97,10 @@ def test_public_images_are_no_attacked_clients():
     assert len(np.unique(public)) == len(public)
     assert len(run.public_images(LEARNER, data, seed=0)) == 100
     victims = scene(cell, data, 0, CPU).truth[:, 0]
-    places = [{i for i, image in enumerate(data.train_x) if np.array_equal(image, victim)} for victim in victims]
+    places = [
+        {i for i, image in enumerate(data.train_x) if np.array_equal(image, victim)}
+        for victim in victims
+    ]
     assert all(place & set(held) for place in places)
 
 
@@ -115,15 +132,29 @@ def test_types_0_and_1_are_two_names_of_one_attack():
         calls.append(cell)
         return made_up(cell)
 
-    found = finished("test", [one, zero], compute, key=lambda c: {"test": id(calls)}, words=lambda c, r: "", workers=1)
+    found = finished(
+        "test",
+        [one, zero],
+        compute,
+        key=lambda c: {"test": id(calls)},
+        words=lambda c, r: "",
+        workers=1,
+    )
     assert [c.threat_type for c, _ in found] == ["type_1", "type_0"] and len(calls) == 1
 
 
-@pytest.mark.parametrize("method", ["quantile_clip", "adaclip", "fed_alpha_cdp_example", "fed_alpha_cdp_batch"])
+@pytest.mark.parametrize(
+    "method", ["quantile_clip", "adaclip", "fed_alpha_cdp_example", "fed_alpha_cdp_batch"]
+)
 def test_the_server_receives_what_left_the_client(method):
-    cell = chapter.ThreatCell("digits", method, tap="update", batch_size=2, noise_scale=6.0, **SMALL)
+    cell = chapter.ThreatCell(
+        "digits", method, tap="update", batch_size=2, noise_scale=6.0, **SMALL
+    )
     data = digits()
-    seen = [leakage.scene(replace(cell, tap=tap), data, 0, CPU).observations for tap in ("update", "received")]
+    seen = [
+        leakage.scene(replace(cell, tap=tap), data, 0, CPU).observations
+        for tap in ("update", "received")
+    ]
     for left, arrived in zip(*seen, strict=True):
         assert all(torch.equal(v, arrived.values[name]) for name, v in left.values.items())
 
@@ -131,7 +162,10 @@ def test_the_server_receives_what_left_the_client(method):
 @pytest.mark.parametrize("method", ["quantile_clip", "adaclip"])
 def test_in_the_first_round_adaptive_clipping_is_clipping_at_its_first_bound(method, monkeypatch):
     """The tap example holds the gradient clipped to C₀ = 0.5, bare; the update carries noise of lr·σC₀/B."""
-    data, cell = digits(), chapter.ThreatCell("digits", method, batch_size=2, clip_norm=0.5, **SMALL)
+    data, cell = (
+        digits(),
+        chapter.ThreatCell("digits", method, batch_size=2, clip_norm=0.5, **SMALL),
+    )
     flat = Defense("flat", per_example=PerExample(Clip(0.5, "all")))
     own = leakage.scene(cell, data, 0, CPU).observations
     noisy = leakage.scene(replace(cell, tap="update"), data, 0, CPU).observations
@@ -141,9 +175,14 @@ def test_in_the_first_round_adaptive_clipping_is_clipping_at_its_first_bound(met
     for mine, its in zip(own, expected, strict=True):
         for name, value in mine.values.items():
             torch.testing.assert_close(value, its.values[name], rtol=1e-4, atol=1e-7)
-    parts = [(m.values[n] - q.values[n]).flatten() for m, q in zip(noisy, quiet, strict=True) for n in q.values]
+    parts = [
+        (m.values[n] - q.values[n]).flatten()
+        for m, q in zip(noisy, quiet, strict=True)
+        for n in q.values
+    ]
     draws = torch.cat(parts)
-    # 51,114 draws: the estimate's standard error is 0.32 %, so 2 % is six of them (wrong alarm: 2e-9)
+    # 51,114 draws: the estimate's standard error is 0.32 %, so 2 % is six of them (wrong alarm:
+    # 2e-9)
     assert len(draws) > 51_000
     assert float(draws.std()) == pytest.approx(cell.local_lr * 6 * 0.5 / 2, rel=0.02)
 
@@ -154,28 +193,43 @@ def test_the_whole_of_table_3_stands_with_any_part_of_the_records(tmp_path):
     record(tmp_path, "fed_alpha_cdp/table_3_rest", GRID["fed_alpha_cdp/table_3_rest"], rate=0.02)
     rows = adaptive_rows.table_3(tmp_path).rows
     assert len(rows) == 36 + 4
-    assert sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20  # 12 and 8 with two readings
+    assert (
+        sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20
+    )  # 12 and 8 with two readings
     here = {(row[0], row[1]): row for row in rows}
     quantile = here["MNIST, type 1", "quantile clipping"]
     assert quantile[2:7] == ["yes", "2 % [1, 7]", "0.5113", "0.050 ± 0.000", "9 / 7"]
     assert str(quantile[-1]) == "not reproduced: 0 of 3 values"
-    record(tmp_path, "fed_alpha_cdp/table_3", [replace(c, victims=1) for c in GRID["fed_alpha_cdp/table_3"]])
+    record(
+        tmp_path,
+        "fed_alpha_cdp/table_3",
+        [replace(c, victims=1) for c in GRID["fed_alpha_cdp/table_3"]],
+    )
     rows = adaptive_rows.table_3(tmp_path).rows
-    assert [row[-1].status for row in rows if row[0] == "LFW, type 2"].count(Status.REDUCED_SETTING) == 2
+    assert [row[-1].status for row in rows if row[0] == "LFW, type 2"].count(
+        Status.REDUCED_SETTING
+    ) == 2
 
 
 def test_table_3_takes_fed_sdp_from_table_vii(tmp_path):
-    point = threat_types.Point("mnist", "type_1", "fed_sdp_client", "naive", victims=20, seeds=5, batch_size=5)
+    point = threat_types.Point(
+        "mnist", "type_1", "fed_sdp_client", "naive", victims=20, seeds=5, batch_size=5
+    )
     record(tmp_path, "fed_cdp/table_7", [point], key=threat_types.record_key)
     rows = adaptive_rows.table_3(tmp_path).rows
     found = [[*row[:4], row[7]] for row in rows if row[-1].status is not Status.NOT_RUN]
-    assert found == [[f"MNIST, type {t}", "Fed-SDP at client", "no", "100 % [96, 100]", "—"] for t in (0, 1)]
+    assert found == [
+        [f"MNIST, type {t}", "Fed-SDP at client", "no", "100 % [96, 100]", "—"] for t in (0, 1)
+    ]
 
 
 def test_published_successes_are_counted_against_the_guesses(tmp_path):
     assert adaptive_rows.guessed(tmp_path) == {"grey": (0, 0), "class mean": (0, 0)}
     record(tmp_path, "fed_alpha_cdp/table_3_rest", rest(method="adaclip"))
-    assert adaptive_rows.guessed(tmp_path) == {"grey": (6, 6), "class mean": (6, 6)}  # all above 0.05
+    assert adaptive_rows.guessed(tmp_path) == {
+        "grey": (6, 6),
+        "class mean": (6, 6),
+    }  # all above 0.05
 
 
 def test_curves_keep_the_cell_with_most_trials(tmp_path):
@@ -184,7 +238,10 @@ def test_curves_keep_the_cell_with_most_trials(tmp_path):
     record(tmp_path, "attacks/noise", cells[:1], rate=1.0)
     found = adaptive_rows.curves("attacks/noise", {"method": "gaussian"}, "arm", folder=tmp_path)
     assert [(x, y) for x, y, *_ in found["naive"]] == [(1e-4, 1.0), (1e-3, 0.5)]
-    assert [band[2:] for band in found["naive"]] == [wilson_interval(100, 100), wilson_interval(20, 40)]
+    assert [band[2:] for band in found["naive"]] == [
+        wilson_interval(100, 100),
+        wilson_interval(20, 40),
+    ]
     assert adaptive_rows.curves("attacks/none", {}, "arm", folder=tmp_path) == {}
 
 
@@ -203,15 +260,23 @@ def test_thresholds_judge_the_guesses():
 
 
 def test_a_bound_may_be_another_metric_of_the_same_cell():
-    rows = [{"metric": m, "mean": v} for a, b in ((0.1, 0.2), (0.3, 0.2)) for m, v in (("mse", a), ("guess", b))]
+    rows = [
+        {"metric": m, "mean": v}
+        for a, b in ((0.1, 0.2), (0.3, 0.2))
+        for m, v in (("mse", a), ("guess", b))
+    ]
     test = {"check": "at_most", "metric": "mse", "bound": "guess"}
     assert claims.check(test, {}, pd.DataFrame(rows)) == [True, False]
     assert claims.check(test | {"check": "shown"}, {}, pd.DataFrame(rows)) == [False, True]
 
 
 def test_values_may_be_published_under_another_name(tmp_path):
-    record(tmp_path, "fed_alpha_cdp/table_3_rest", rest(dataset="lfw", method="adaclip", arm="naive"))
+    record(
+        tmp_path, "fed_alpha_cdp/table_3_rest", rest(dataset="lfw", method="adaclip", arm="naive")
+    )
     frame = claims.measured("fed_alpha_cdp/table_3_rest", tmp_path)
     test = {"check": "values", "published": "fed_alpha_cdp/table_3"}
     held = claims.check(test, {"table": "fed_alpha_cdp/table_3_rest"}, frame)
-    assert len(held) == 9 and sum(held) == 3  # all three types succeed; no distance and no iterations
+    assert (
+        len(held) == 9 and sum(held) == 3
+    )  # all three types succeed; no distance and no iterations

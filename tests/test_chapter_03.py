@@ -23,13 +23,16 @@ from fl_privacy_lib.reproduction.records import _text
 
 NOTEBOOK = ROOT / "notebooks" / "03_counting_privacy.ipynb"
 RECORDED = (*chapter.TABLES, chapter.STATEMENTS)
-# A fixed, stratified sample: of every table its first and last point and every seventh between them.
+# A fixed, stratified sample: of every table its first and last point and every seventh between
+# them.
 STRIDE = 7
 
 
 def sources(kind):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
-    return [("".join(cell["source"]), cell["metadata"]) for cell in cells if cell["cell_type"] == kind]
+    return [
+        ("".join(cell["source"]), cell["metadata"]) for cell in cells if cell["cell_type"] == kind
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +56,14 @@ def test_the_parameters_cell_equals_the_settings_class():
 
 
 def test_every_population_that_can_be_dealt_out_is_accepted():
-    for clients, examples, holders, repeats in ((2000, 50_000, 20, 1), (1000, 50_000, 5, 2), (1000, 500_000, 1, 1)):
-        assert CountingPrivacy.checked(clients=clients, examples=examples, holders=holders, repeats=repeats)
+    for clients, examples, holders, repeats in (
+        (2000, 50_000, 20, 1),
+        (1000, 50_000, 5, 2),
+        (1000, 500_000, 1, 1),
+    ):
+        assert CountingPrivacy.checked(
+            clients=clients, examples=examples, holders=holders, repeats=repeats
+        )
 
 
 def test_profiles_never_shrink_what_is_recomputed():
@@ -112,7 +121,9 @@ def test_a_sample_of_the_records_is_recomputed_exactly(points, table):
     for index in chosen:
         key, metrics = points[table][index]
         for metric, value in metrics.items():
-            rows = claims.select(record, {name: _text(v) for name, v in key.items()} | {"metric": metric})
+            rows = claims.select(
+                record, {name: _text(v) for name, v in key.items()} | {"metric": metric}
+            )
             assert len(rows) == 1
             assert _text(float(rows["mean"].iloc[0])) == _text(value), (table, key, metric)
 
@@ -162,11 +173,21 @@ REFUTED = {
 
 
 def test_verdicts_of_the_chapter():
-    found = {entry["id"]: claims.verdict(entry) for entry in claims.load_claims() if entry["chapter"] == "03"}
+    found = {
+        entry["id"]: claims.verdict(entry)
+        for entry in claims.load_claims()
+        if entry["chapter"] == "03"
+    }
     assert set(found) == set(EXPECTED) | REFUTED | {"fed_alpha_cdp.printed_schedules"}
     assert {name: (v.held, v.cells) for name, v in found.items() if name in EXPECTED} == EXPECTED
     for name, one in found.items():
-        expected = "refuted" if name in REFUTED else "reproduced" if one.held == one.cells else "not reproduced"
+        expected = (
+            "refuted"
+            if name in REFUTED
+            else "reproduced"
+            if one.held == one.cells
+            else "not reproduced"
+        )
         assert one.status == expected, name
         assert one.status != "refuted" or one.note
 
@@ -178,8 +199,13 @@ def test_verdicts_can_fail(tmp_path):
     path = tmp_path / "fed_cdp" / "table_6.csv"
     path.parent.mkdir()
     frame.assign(mean=[*frame["mean"][:-1], "0.2080"]).to_csv(path, index=False)
-    assert (claims.verdict(table_6, tmp_path).status, claims.verdict(table_6, tmp_path).held) == ("not reproduced", 29)
-    (layers,) = [entry for entry in claims.load_claims() if entry["id"] == "fed_cdp.per_layer_sigma"]
+    assert (claims.verdict(table_6, tmp_path).status, claims.verdict(table_6, tmp_path).held) == (
+        "not reproduced",
+        29,
+    )
+    (layers,) = [
+        entry for entry in claims.load_claims() if entry["id"] == "fed_cdp.per_layer_sigma"
+    ]
     frame = pd.read_csv(MEASURED / "audit" / "statements.csv", dtype=str)
     mine = frame["claim"] == "per_layer"
     frame.loc[mine & (frame["metric"] == "excess"), "mean"] = "-0.1"
@@ -208,7 +234,9 @@ def test_the_table_of_a_page_shows_every_recorded_cell():
         shown = names["accounted"](table)
         assert len(shown.columns) == len(shown.rows[0])
         assert sum(len(row[1].split("; ")) for row in shown.rows) == len(claims.measured(table))
-        texts = set(load_published(table)["value"]) | set(load_published(table).get("target_epsilon", []))
+        texts = set(load_published(table)["value"]) | set(
+            load_published(table).get("target_epsilon", [])
+        )
         assert {row[-4] for row in shown.rows} <= texts
 
 
@@ -224,7 +252,10 @@ def test_readings_stand_where_the_argument_puts_them():
 
 def test_the_page_goes_on_where_tensorflow_privacy_is_absent(monkeypatch):
     (text,) = [text for text, _ in sources("code") if "tensorflow_privacy" in text]
-    for name in ("tensorflow_privacy", *(m for m in sys.modules if m.startswith("tensorflow_privacy."))):
+    for name in (
+        "tensorflow_privacy",
+        *(m for m in sys.modules if m.startswith("tensorflow_privacy.")),
+    ):
         monkeypatch.setitem(sys.modules, name, None)  # also what an earlier test has imported
     glued = {}
     names = {"glue": glued.__setitem__, "settings": CountingPrivacy(), "DELTA": 1e-5}
@@ -236,7 +267,11 @@ def test_the_page_goes_on_where_tensorflow_privacy_is_absent(monkeypatch):
 
 
 def test_the_coding_exercise_can_be_solved_and_failed():
-    (check,) = [text.partition("\n\n\ntry:")[0] for text, _ in sources("code") if "def check_my_releases" in text]
+    (check,) = [
+        text.partition("\n\n\ntry:")[0]
+        for text, _ in sources("code")
+        if "def check_my_releases" in text
+    ]
     solutions = (ROOT / "book" / "solutions_03.md").read_text()
     answer = re.search(r"```python\n(def my_releases.*?)```", solutions, re.S).group(1)
     module = types.ModuleType("exercise")
@@ -247,4 +282,6 @@ def test_the_coding_exercise_can_be_solved_and_failed():
     assert not module.check_my_releases(lambda *given: solved(*given) + 1)
     assert not module.check_my_releases(lambda *given: max(0, solved(*given) - 1))
     assert not module.check_my_releases(lambda *given: 0)
-    assert not module.check_my_releases(lambda budget, noise, delta: solved(budget, noise, delta) + 0.5)
+    assert not module.check_my_releases(
+        lambda budget, noise, delta: solved(budget, noise, delta) + 0.5
+    )

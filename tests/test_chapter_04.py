@@ -35,7 +35,9 @@ def test_the_fast_engine_gives_the_update_of_the_loop_as_written(dataset, clip_n
     assert chapter.distance(other, exact) > 1e-3, "the distance sees another clip"
 
 
-@pytest.mark.parametrize("largest, on_batch", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "largest, on_batch", [(False, False), (True, False), (False, True), (True, True)]
+)
 def test_the_loop_s_noise_has_the_spread_it_says(largest, on_batch):
     scene, sigma, bound = chapter.FEDERATED["cancer"].scene(1, 1), 2.0, 50.0
     quiet = chapter.Written(bound, 0.0)(scene)
@@ -46,11 +48,15 @@ def test_the_loop_s_noise_has_the_spread_it_says(largest, on_batch):
         norms = []
         for x, y in zip(*(v[scene.batches()[0][0]] for v in (scene.x, scene.y)), strict=True):
             loss = torch.nn.functional.cross_entropy(scene.model(x[None]), y[None])
-            norms += [float(g.norm()) for g in torch.autograd.grad(loss, list(scene.model.parameters()))]
+            norms += [
+                float(g.norm()) for g in torch.autograd.grad(loss, list(scene.model.parameters()))
+            ]
         scale = max(norms)
     batch = scene.plan.batch_size
     expected = scene.plan.local_lr * sigma * scale * (1 if on_batch else batch**0.5) / batch
-    assert float(noise.std()) == pytest.approx(expected, rel=0.02)  # 78,200 draws: below 1e-12 to fail by chance
+    assert float(noise.std()) == pytest.approx(
+        expected, rel=0.02
+    )  # 78,200 draws: below 1e-12 to fail by chance
 
 
 def test_fed_sdp_clips_and_noises_the_update_once():
@@ -68,7 +74,9 @@ def test_every_compiled_cell_is_trained_by_the_compiled_engine(table):
     assert chapter.COMPILED[table].keys() <= chapter.WRITTEN[table].keys()
     scene = chapter.datasets_of(table)["lfw"].scene(1, 1)
     for name, defense in chapter.COMPILED[table].items():
-        run = simulate(scene.model, (scene.x, scene.y), scene.partition, scene.plan, defense, engine="auto")
+        run = simulate(
+            scene.model, (scene.x, scene.y), scene.partition, scene.plan, defense, engine="auto"
+        )
         assert run.engine == "compiled", name
 
 
@@ -132,7 +140,9 @@ def few(monkeypatch):
     """Let the bench measure few clients of a small workload, and no memory."""
     monkeypatch.setattr(bench, "WORKLOADS", {"tiny": chapter.FEDERATED["cancer"]})
     monkeypatch.setattr(bench, "peak_mib", lambda *_: 100.0)
-    monkeypatch.setattr(bench, "engine_times", partial(bench.engine_times, participants=2, iterations=2))
+    monkeypatch.setattr(
+        bench, "engine_times", partial(bench.engine_times, participants=2, iterations=2)
+    )
 
 
 def test_the_bench_writes_every_engine_and_every_ratio(few, tmp_path):
@@ -141,21 +151,34 @@ def test_the_bench_writes_every_engine_and_every_ratio(few, tmp_path):
     bench.bench(["tiny"], 2, path, ["engines"])
     engines, ratios = pd.read_csv(path), pd.read_csv(tmp_path / "performance_ratios.csv")
     assert list(engines.columns) == speed.COLUMNS and list(ratios.columns) == speed.RATIO_COLUMNS
-    expected = set(bench.engines()) - {"opacus_hooks", "opacus_ew", "products_alone"} | {"opacus", "floor"}
+    expected = set(bench.engines()) - {"opacus_hooks", "opacus_ew", "products_alone"} | {
+        "opacus",
+        "floor",
+    }
     assert set(engines["engine"]) == expected
-    expected = {f"{a} / {b}" for a, b in speed.RATIOS} | {f"share of {stage}" for stage in speed.STAGES}
+    expected = {f"{a} / {b}" for a, b in speed.RATIOS} | {
+        f"share of {stage}" for stage in speed.STAGES
+    }
     assert set(ratios["ratio"]) == expected
     shares = ratios[ratios["ratio"].str.startswith("share of")]["median"]
-    assert shares.sum() == pytest.approx(1, abs=0.3)  # medians of parts that add up to the whole in each repetition
+    assert shares.sum() == pytest.approx(
+        1, abs=0.3
+    )  # medians of parts that add up to the whole in each repetition
     bench.bench(["tiny"], 1, path, ["engines"])
-    assert len(pd.read_csv(path)) == len(engines), "a row that is measured again takes the place of the old one"
+    assert len(pd.read_csv(path)) == len(engines), (
+        "a row that is measured again takes the place of the old one"
+    )
 
 
 def test_a_ratio_is_taken_pair_by_pair_and_judged_by_its_bound(tmp_path, capsys):
     record = speed.Record(tmp_path / "performance.csv", 3)
     times = {"naive": [1.0, 10.0, 100.0], "compiled_private": [0.1, 2.0, 5.0]}
     record.ratios("mnist_cnn", times)
-    row = pd.read_csv(tmp_path / "performance_ratios.csv").set_index("ratio").loc["naive / compiled_private"]
+    row = (
+        pd.read_csv(tmp_path / "performance_ratios.csv")
+        .set_index("ratio")
+        .loc["naive / compiled_private"]
+    )
     assert row["median"] == 10 and row["goal"] == "≥ 9"  # the ratio of the medians would be 5
     assert "holds" in capsys.readouterr().err
     record.ratio("mnist_cnn", "naive / compiled_private", (8.9, 0.0))
@@ -181,11 +204,26 @@ def test_a_row_takes_the_place_of_the_one_with_its_keys_and_no_other(tmp_path):
 
 
 def test_steps_are_read_from_the_record_in_their_order(tmp_path):
-    for engine, ms in (("compiled_private", 0.5), ("naive", 8.0), ("ours_private", 2.0), ("plain_non_private", 3.0)):
-        row = {"workload": "w", "engine": engine, "participants": 20, "workers": 1, "ms_per_client_iteration": ms}
+    for engine, ms in (
+        ("compiled_private", 0.5),
+        ("naive", 8.0),
+        ("ours_private", 2.0),
+        ("plain_non_private", 3.0),
+    ):
+        row = {
+            "workload": "w",
+            "engine": engine,
+            "participants": 20,
+            "workers": 1,
+            "ms_per_client_iteration": ms,
+        }
         row |= {"peak_mib": "none", "version": "0", "date": "d"}
         speed.put(tmp_path / "performance.csv", speed.COLUMNS, speed.ENGINE_KEYS, row)
-    assert [(ms, gain) for _, ms, gain in speed.steps("w", tmp_path)] == [(8.0, 1.0), (2.0, 4.0), (0.5, 4.0)]
+    assert [(ms, gain) for _, ms, gain in speed.steps("w", tmp_path)] == [
+        (8.0, 1.0),
+        (2.0, 4.0),
+        (0.5, 4.0),
+    ]
     assert speed.steps("another", tmp_path) == [] and speed.recorded_ratios("w", tmp_path).empty
     for workload in bench.WORKLOADS:
         assert len(speed.steps(workload)) >= 3, "the page's picture has its rows"
@@ -211,18 +249,29 @@ def test_the_kernel_s_multiplications_follow_the_zeros():
             model[0].weight.fill_(1.0)
         counts = {w.name: w.kernel for w in multiplications(model, torch.ones(2, 1, 28, 28))}
         assert counts[second] == active * 9 * 32
-    assert counts["second convolution, forward"] == 16 * 25 * 32 * 64  # Winograd: 16 products a window, by 25 windows
+    assert (
+        counts["second convolution, forward"] == 16 * 25 * 32 * 64
+    )  # Winograd: 16 products a window, by 25 windows
 
 
 def test_the_coding_exercise_can_be_solved_and_failed():
     notebook = json.loads((ROOT / "notebooks" / "04_fast_private_training.ipynb").read_text())
-    check = next("".join(c["source"]) for c in notebook["cells"] if "def check_my_norms" in "".join(c["source"]))
+    check = next(
+        "".join(c["source"])
+        for c in notebook["cells"]
+        if "def check_my_norms" in "".join(c["source"])
+    )
     solutions = (ROOT / "book" / "solutions_04.md").read_text()
     solution = re.search(r"```python\n(def my_norms.*?)```", solutions, re.S).group(1)
     module = types.ModuleType("exercise")
     module.__dict__["torch"] = torch
     exec(check.partition("\n\n\ntry:")[0] + "\n" + solution, module.__dict__)
     assert module.check_my_norms(module.my_norms)
-    assert not module.check_my_norms(lambda g, x: g.norm(dim=2) * x.norm(dim=2))  # the bias forgotten
-    formed = lambda g, x: torch.cat([(g[..., None] * x[:, :, None]).flatten(2), g], dim=2).norm(dim=2)  # noqa: E731
+    assert not module.check_my_norms(
+        lambda g, x: g.norm(dim=2) * x.norm(dim=2)
+    )  # the bias forgotten
+
+    def formed(g, x):
+        return torch.cat([(g[..., None] * x[:, :, None]).flatten(2), g], dim=2).norm(dim=2)
+
     assert not module.check_my_norms(formed)

@@ -44,8 +44,16 @@ def made_up(point):
         found |= {"bounds": np.array([0.1, 0.2]), "flipped": np.array([False, True])}
         return found | {name: np.array(2.0) for name in ("gradient_noise", "step_noise", "seconds")}
     accuracy = np.full(point.seeds, accuracy_at(point))
-    found = {"accuracy": accuracy, "test_accuracy": accuracy, "rounds_run": np.full(point.seeds, point.rounds)}
-    found |= {"diverged": np.zeros(point.seeds), "growth": np.ones(point.seeds), "seconds": np.array(0.0)}
+    found = {
+        "accuracy": accuracy,
+        "test_accuracy": accuracy,
+        "rounds_run": np.full(point.seeds, point.rounds),
+    }
+    found |= {
+        "diverged": np.zeros(point.seeds),
+        "growth": np.ones(point.seeds),
+        "seconds": np.array(0.0),
+    }
     return found | {"norms": np.ones((point.rounds, point.local_iterations, 3))}
 
 
@@ -81,7 +89,10 @@ def test_a_recorded_row_is_read_back_as_the_point_it_was_made_of(folder):
     for name in ("table_2_100_5", "noise", "table_4"):
         part = PARTS[name]
         wanted = {cell.point for d in part.datasets for cell in part.make(FULL, d, EveryRate())}
-        found = {fed_cdp_rows.point_of(c) for c in claims.cells(claims.measured(f"fed_cdp/{part.table}", folder))}
+        found = {
+            fed_cdp_rows.point_of(c)
+            for c in claims.cells(claims.measured(f"fed_cdp/{part.table}", folder))
+        }
         assert wanted <= found
     held = claims.cells(claims.measured("fed_cdp/learning_rates", folder))
     assert all(fed_cdp_rows.point_of(c).held_out for c in held)
@@ -98,10 +109,12 @@ def test_cells_hold_every_metric_of_their_rows(folder):
 
 def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
     near = {
-        ("mnist", "fed_cdp", "code", "6", "100"): 0.01, ("mnist", "fed_cdp", "code", "1", "100"): 0.05,
-        ("cancer", "fed_cdp", "code", "6", "100"): 0.25, ("mnist", "fed_cdp", "printed", "6", "100"): 0.002,
+        ("mnist", "fed_cdp", "code", "6", "100"): 0.01,
+        ("mnist", "fed_cdp", "code", "1", "100"): 0.05,
+        ("cancer", "fed_cdp", "code", "6", "100"): 0.25,
+        ("mnist", "fed_cdp", "printed", "6", "100"): 0.002,
         ("mnist", "fed_cdp", "code", "6", "1"): 0.0004,
-    }  # fmt: skip
+    }
     point = Training("mnist", "fed_cdp", "code", local_iterations=50)
     assert fed_cdp_rows.nearest_rate(point, near) == 0.01
     assert fed_cdp_rows.nearest_rate(replace(point, noise_scale=0.8), near) == 0.05
@@ -118,10 +131,21 @@ def test_the_nearest_cell_is_of_the_same_arm(folder):
     cells = claims.cells(claims.measured("fed_cdp/table_2", folder))
     point = Training("mnist", "fed_cdp", "code", participants=9, rounds=4, local_iterations=50)
     found = fed_cdp_rows.nearest_cell(point, cells)
-    assert (found["method"], found["setting"], found["participants"], found["local_iterations"]) == (
-        "fed_cdp", "code", "10", "100",
-    )  # fmt: skip
-    assert fed_cdp_rows.nearest_cell(replace(point, local_iterations=1), cells)["local_iterations"] == "1"
+    assert (
+        found["method"],
+        found["setting"],
+        found["participants"],
+        found["local_iterations"],
+    ) == (
+        "fed_cdp",
+        "code",
+        "10",
+        "100",
+    )
+    assert (
+        fed_cdp_rows.nearest_cell(replace(point, local_iterations=1), cells)["local_iterations"]
+        == "1"
+    )
     assert fed_cdp_rows.nearest_cell(replace(point, dataset="digits"), cells) is None
 
 
@@ -133,12 +157,17 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
     monkeypatch.setattr(fed_cdp_rows, "holding", lambda *_: held)
     monkeypatch.setattr(fed_cdp_rows, "readable", lambda _: held)
     fed_cdp_rows.spent.cache_clear()
-    arms = (("fed_cdp", "example", fed_cdp("batch")), ("fed_sdp", "client", fed_sdp(participants=5)))
+    arms = (
+        ("fed_cdp", "example", fed_cdp("batch")),
+        ("fed_sdp", "client", fed_sdp(participants=5)),
+    )
     for method, unit, defense in arms:
         point = Training("mnist", method, "code")
         both = audit.statement(defense, point.plan(0), held, delta=1e-5, unit=unit)
         assert both.proved.unit == unit
-        assert fed_cdp_rows.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
+        assert (
+            fed_cdp_rows.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
+        )
         tight = replace(point, clip_norm=0.5)  # noise is in units of C
         own = audit.statement(tight.defense, tight.plan(0), held, delta=1e-5, unit=unit)
         assert own.proved.epsilon == both.proved.epsilon and own.paper.epsilon == both.paper.epsilon
@@ -159,11 +188,16 @@ def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
     frame = claims.select(claims.measured("fed_cdp/table_2", folder), {"local_iterations": "100"})
     found = claims.compare("fed_cdp/table_2", frame)
     ran = [c for c in found if c.cell is not None]
-    assert {(c.printed["clients"], c.printed["participation"]) for c in ran} == {("100", "0.05"), ("100", "0.10")}
+    assert {(c.printed["clients"], c.printed["participation"]) for c in ran} == {
+        ("100", "0.05"),
+        ("100", "0.10"),
+    }
     assert len(ran) == 2 * 9 and len(found) - len(ran) == 48 - 2 * 4
     assert {claims.judge([c]).status for c in found if c.cell is None} == {Status.NOT_RUN}
     for c in ran:
-        held = abs(c.cell["accuracy"] - float(c.printed["value"])) <= max(2 * c.cell["accuracy_std"], 0.01)
+        held = abs(c.cell["accuracy"] - float(c.printed["value"])) <= max(
+            2 * c.cell["accuracy_std"], 0.01
+        )
         assert claims.judge([c]).status is (Status.REPRODUCED if held else Status.NOT_REPRODUCED)
         assert c.cell["method"] == c.printed["method"]
     assert {c.held for c in ran} == {True, False}
@@ -173,7 +207,11 @@ def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
 
 def test_a_smaller_population_is_a_reduced_setting(folder):
     found = claims.compare("fed_cdp/table_4", claims.measured("fed_cdp/table_4", folder))
-    words = {(c.printed["dataset"], claims.judge([c]).status is Status.REDUCED_SETTING) for c in found if c.cell}
+    words = {
+        (c.printed["dataset"], claims.judge([c]).status is Status.REDUCED_SETTING)
+        for c in found
+        if c.cell
+    }
     assert words == {("mnist", True), ("adult", False), ("cancer", False)}
 
 
@@ -185,12 +223,17 @@ def test_the_curve_holds_each_training_once_in_the_order_of_its_noise(folder):
     found = fed_cdp_rows.noise_points(tables)
     assert [p.x for p in found] == sorted(p.x for p in found)
     assert len({p.point for p in found}) == len(found)
-    assert {p.point.method for p in found} == {"fed_cdp"} and {p.point.local_iterations for p in found} == {100}
+    assert {p.point.method for p in found} == {"fed_cdp"} and {
+        p.point.local_iterations for p in found
+    } == {100}
     for p in found:
         assert p.accuracy == pytest.approx(accuracy_at(p.point), rel=1e-4)
         assert p.x == pytest.approx(p.point.multiplier / p.point.participants**0.5)
-    # 0.1 + 0.87 / (1 + x) ≥ 0.9 up to x = 0.0875: of the recorded z/√10 that is z = 0.1, and z = 0.5 misses it
-    assert fed_cdp_rows.bracket(found, 0.9) == pytest.approx((0.1 / math.sqrt(10), 0.5 / math.sqrt(10)))
+    # 0.1 + 0.87 / (1 + x) ≥ 0.9 up to x = 0.0875: of the recorded z/√10 that is z = 0.1, and z =
+    # 0.5 misses it
+    assert fed_cdp_rows.bracket(found, 0.9) == pytest.approx(
+        (0.1 / math.sqrt(10), 0.5 / math.sqrt(10))
+    )
     assert fed_cdp_rows.bracket(found, 0.99) == (None, 0.0)
     assert fed_cdp_rows.bracket(found, 0.0) == (found[-1].x, None)
     assert fed_cdp_rows.bracket([], 0.9) == (None, None)
@@ -202,7 +245,14 @@ def test_the_curve_holds_each_training_once_in_the_order_of_its_noise(folder):
 
 
 def test_a_sweep_at_one_rate_is_not_called_tuned():
-    row = {"dataset": "mnist", "method": "fed_cdp", "setting": "code", "metric": "accuracy", "mean": 0.5, "std": 0.0}
+    row = {
+        "dataset": "mnist",
+        "method": "fed_cdp",
+        "setting": "code",
+        "metric": "accuracy",
+        "mean": 0.5,
+        "std": 0.0,
+    }
     point = Training("mnist", "fed_cdp", "code", participants=10)
 
     def frame(scale):
@@ -211,7 +261,10 @@ def test_a_sweep_at_one_rate_is_not_called_tuned():
         return pd.DataFrame([keys | row])[[*keys, "metric", "mean", "std"]]
 
     assert [p.tuned for p in fed_cdp_rows.noise_points({"noise": frame(2.0)})] == [True]
-    grid = [frame(6.0).assign(local_lr=f"{eta:g}", mean=0.7 if eta == 0.01 else eta) for eta in fed_cdp_grid.RATES]
+    grid = [
+        frame(6.0).assign(local_lr=f"{eta:g}", mean=0.7 if eta == 0.01 else eta)
+        for eta in fed_cdp_grid.RATES
+    ]
     (best,) = fed_cdp_rows.noise_points({"every_rate": pd.concat(grid)})
     assert (best.rate, best.tuned, best.accuracy, best.point.local_lr) == ("best", True, 0.7, 0.01)
     (tried,) = fed_cdp_rows.noise_points({"every_rate": pd.concat(grid[:2])})
@@ -219,8 +272,13 @@ def test_a_sweep_at_one_rate_is_not_called_tuned():
     other = [rows.assign(participants="20") for rows in grid]
     assert len(fed_cdp_rows.noise_points({"every_rate": pd.concat(grid + other)})) == 2
     often = frame(6.0).assign(seeds="3", mean=0.6)
-    for tables in ({"noise": frame(6.0), "table_2": often}, {"table_2": often, "noise": frame(6.0)}):
-        assert [p.accuracy for p in fed_cdp_rows.noise_points(tables)] == [0.6], "the one of more seeds stands"
+    for tables in (
+        {"noise": frame(6.0), "table_2": often},
+        {"table_2": often, "noise": frame(6.0)},
+    ):
+        assert [p.accuracy for p in fed_cdp_rows.noise_points(tables)] == [0.6], (
+            "the one of more seeds stands"
+        )
     coded = frame(0.5).assign(setting="as_coded")
     assert [p.tuned for p in fed_cdp_rows.noise_points({"table_2": coded})] == [False]
 
@@ -233,7 +291,10 @@ def test_the_clients_needed_put_a_round_where_the_level_was_missed_and_reached()
 
 
 def test_the_break_even_noise_makes_the_ratio_one():
-    cells = [{"multiplier": "6", "participants": "9", "signal_to_noise": 0.1, "at_round": at} for at in ("0", "20")]
+    cells = [
+        {"multiplier": "6", "participants": "9", "signal_to_noise": 0.1, "at_round": at}
+        for at in ("0", "20")
+    ]
     cells[1]["signal_to_noise"] = 5.0
     assert fed_cdp_rows.break_even(cells) == pytest.approx(0.2)
     assert fed_cdp_rows.break_even([]) is None
@@ -249,11 +310,13 @@ def sources():
 
 def test_a_split_needs_labels_alone():
     for name in ("cancer", "digits"):
-        whole, part = points.loaded(name, train_only=False), points.labelled(name)
+        whole, part = points.load_cached(name, train_only=False), points.labelled(name)
         assert not len(part.train_x) and part.example_shape == whole.example_shape
         for kind in ("train", "validation", "test"):
             np.testing.assert_array_equal(getattr(part, f"{kind}_y"), getattr(whole, f"{kind}_y"))
-        one, other = (training.SETUPS[name].split(d, 10, np.random.default_rng(0)) for d in (whole, part))
+        one, other = (
+            training.SETUPS[name].split(d, 10, np.random.default_rng(0)) for d in (whole, part)
+        )
         assert all(np.array_equal(a, b) for a, b in zip(one.indices, other.indices, strict=True))
 
 
@@ -267,7 +330,9 @@ def kept(tmp_path_factory):
 MANY = tuple(name for name in PARTS if not name.startswith("table_2_10000"))
 
 
-@pytest.mark.parametrize("parts", [(), ("learning_rates", "noise"), MANY], ids=["nothing", "some", "most"])
+@pytest.mark.parametrize(
+    "parts", [(), ("learning_rates", "noise"), MANY], ids=["nothing", "some", "most"]
+)
 def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, monkeypatch):
     """Every cell runs on digits at the smallest settings, whatever is recorded; the trainings are real."""
     record(tmp_path, parts)
@@ -289,10 +354,14 @@ def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, mon
     assert drawn[0] >= (2 if not parts else 3)  # at least the published points, in both readings
     crossed = page.crossed("fed_cdp/table_4", "clip", "C")
     words = Counter(row[-1].status for row in crossed.rows if row[-1] != "—")
-    assert words == ({"not reproduced": 4, "reduced setting": 6} if parts == MANY else {"not run": 5})
+    assert words == (
+        {"not reproduced": 4, "reduced setting": 6} if parts == MANY else {"not run": 5}
+    )
     tried = page.every_rate_table()
     assert (tried is page.NOT_RUN) == (parts != MANY)
-    assert parts != MANY or (len(tried.rows) == 17 and all(sum("▸" in cell for cell in row) <= 1 for row in tried.rows))
+    assert parts != MANY or (
+        len(tried.rows) == 17 and all(sum("▸" in cell for cell in row) <= 1 for row in tried.rows)
+    )
     text = page.tables.beside(
         "fed_cdp/table_2", page.ACCURACIES, page.one_cell, frame=page.hundred, unrecorded=True
     ).html()
@@ -308,12 +377,22 @@ def test_the_coding_exercise_can_be_solved_and_failed():
     from fl_privacy_lib.federated import Tap, simulate
 
     module = types.ModuleType("exercise")
-    module.__dict__.update({"torch": torch, "np": np, "chapter": training, "Tap": Tap, "simulate": simulate,
-                            "fed_cdp": fed_cdp, "fed_sdp": fed_sdp})  # fmt: skip
+    module.__dict__.update(
+        {
+            "torch": torch,
+            "np": np,
+            "chapter": training,
+            "Tap": Tap,
+            "simulate": simulate,
+            "fed_cdp": fed_cdp,
+            "fed_sdp": fed_sdp,
+        }
+    )
     exec(check.partition("\n\n\ntry:")[0] + "\n" + solution, module.__dict__)
     assert module.check_my_record(module.my_record)
     assert not module.check_my_record(lambda gradient: next(iter(gradient.values()))[0] * 0 + 1)
     assert not module.check_my_record(lambda gradient: list(gradient.values())[-1].flatten()[:30])
-    # what the solution says of Fed-CDP: as coded it breaks too; as printed the cosine is that of random directions
+    # what the solution says of Fed-CDP: as coded it breaks too; as printed the cosine is that of
+    # random directions
     assert module.similarity(module.my_record, fed_cdp("batch")) > 0.999
     assert module.similarity(module.my_record, fed_cdp("example")) < 0.5

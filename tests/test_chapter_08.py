@@ -67,7 +67,10 @@ def test_an_unknown_arm_is_refused(word):
 def test_budgets_of_an_arm():
     arm = replace(ARM, epsilon=2.0, ratio=0.25)
     assert arm.budgets(100, 400) == (0.5, 1.5)
-    assert replace(arm, budget="control").budgets(100, 400) == (0.5, 2.0)  # "-C": ε whole for the value
+    assert replace(arm, budget="control").budgets(100, 400) == (
+        0.5,
+        2.0,
+    )  # "-C": ε whole for the value
     assert replace(arm, budget="rule").budgets(100, 400) == (0.5, 1.5)
     assert replace(arm, budget="rule").budgets(100, 1) == (0.0, 2.0)  # one client: nothing to spare
     assert replace(arm, send="flat").budgets(100, 400) == (0.0, 2.0)
@@ -99,13 +102,20 @@ def test_an_arm_has_the_papers_name(changes, name):
 def test_an_arm_is_the_filling_that_it_names():
     plan = ARM.plan(400, 3)
     stage = replace(ARM, send="pe", epsilon=2.0, memory=True).defense(30, plan).per_client
-    assert isinstance(stage, TwoStage) and (stage.scale, stage.clients, stage.discount) == (1.0, 400, 0.9)
+    assert isinstance(stage, TwoStage) and (stage.scale, stage.clients, stage.discount) == (
+        1.0,
+        400,
+        0.9,
+    )
     assert (stage.select.epsilon, stage.select.k, stage.perturb.epsilon) == (0.2, 3, 1.8)
     random = replace(ARM, send="random", value="none").defense(30, plan).per_client
     assert (random.scale, random.perturb) == (30, None)
     flat = replace(ARM, send="flat").defense(30, plan).per_client
     assert isinstance(flat, Perturbed) and flat.perturb == Flat(Piecewise, 1.0, 30, True, "clip")
-    compressed = [replace(ARM, send="compressed").defense(30, ARM.plan(400, s)).per_client.perturb for s in (3, 3, 4)]
+    compressed = [
+        replace(ARM, send="compressed").defense(30, ARM.plan(400, s)).per_client.perturb
+        for s in (3, 3, 4)
+    ]
     assert compressed[0].projection.shape == (3, 30)
     assert torch.equal(compressed[0].projection, compressed[1].projection)
     assert not torch.equal(compressed[0].projection, compressed[2].projection)
@@ -149,12 +159,16 @@ def test_a_training_has_a_run_for_each_fold_and_repeats_exactly():
     one, same, other = (fedsel.measure(replace(ARM, seed=s)) for s in (0, 0, 1))
     assert one["curve"].shape == (6, fedsel.CHECKPOINTS)
     assert ((one["curve"] >= 0) & (one["curve"] <= 1)).all()
-    assert np.array_equal(one["curve"], same["curve"]) and not np.array_equal(one["curve"], other["curve"])
+    assert np.array_equal(one["curve"], same["curve"]) and not np.array_equal(
+        one["curve"], other["curve"]
+    )
     assert len({tuple(row) for row in one["curve"]}) > 1
 
 
 def test_without_noise_the_model_learns():
-    curve = fedsel.measure(replace(ARM, send="full", value="none", server_lr=10.0, epochs=5))["curve"]
+    curve = fedsel.measure(replace(ARM, send="full", value="none", server_lr=10.0, epochs=5))[
+        "curve"
+    ]
     assert curve[:, -1].mean() > 0.85  # the larger class is 0.63 of the records
 
 
@@ -163,7 +177,10 @@ def test_a_tuned_arm_takes_the_step_that_is_best_on_other_folds(monkeypatch):
 
     def fake(point):
         asked.append(point)
-        return {"curve": np.full((1, 2), 1 - abs(math.log(point.server_lr / 3))), "server_lr": point.server_lr}
+        return {
+            "curve": np.full((1, 2), 1 - abs(math.log(point.server_lr / 3))),
+            "server_lr": point.server_lr,
+        }
 
     real = fedsel.measure
     monkeypatch.setattr(fedsel, "measure", fake)
@@ -195,7 +212,9 @@ def test_table_3_has_a_cell_for_every_published_one_at_every_budget(grid):
     wanted = set(published[["dataset", "model", "method"]].itertuples(index=False, name=None))
     found = [cell.key() for cell in grid["fedsel/table_3"]]
     for epsilon in fedsel_grid.BUDGETS:
-        assert {(k["dataset"], k["model"], k["method"]) for k in found if k["epsilon"] == epsilon} == wanted
+        assert {
+            (k["dataset"], k["model"], k["method"]) for k in found if k["epsilon"] == epsilon
+        } == wanted
     assert len(wanted) == 24 and len(found) == 24 * len(fedsel_grid.BUDGETS)
 
 
@@ -205,11 +224,19 @@ def test_the_control_arms_stand_beside_the_papers(grid):
             sent = [arm.send for arm in cell.arms]
             assert "flat" in sent and "flat_unscaled" in sent
             same = [replace(a, send="ps", budget="within", tuned=False) for a in cell.arms]
-            assert len(set(same)) == 1, "arms of a cell differ in what they send, their budget and their step alone"
+            assert len(set(same)) == 1, (
+                "arms of a cell differ in what they send, their budget and their step alone"
+            )
     assert all(cell.arms[0].tuned and cell.arms[1].tuned for cell in grid["fedsel/controls"])
-    memory = {arm.memory for cell in grid["fedsel/figure_2"] for arm in cell.arms if arm.epochs == 2}
+    memory = {
+        arm.memory for cell in grid["fedsel/figure_2"] for arm in cell.arms if arm.epochs == 2
+    }
     assert memory == {True, False}
-    assert all(arm.repetitions >= 5 and arm.folds == 5 for cell in grid["fedsel/figure_2"] for arm in cell.arms)
+    assert all(
+        arm.repetitions >= 5 and arm.folds == 5
+        for cell in grid["fedsel/figure_2"]
+        for arm in cell.arms
+    )
 
 
 def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
@@ -238,21 +265,33 @@ def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
 
 
 def results(*rows):
-    return [{"curve": np.array([[0.1, value] for value in row]), "server_lr": np.array(0.3)} for row in rows]
+    return [
+        {"curve": np.array([[0.1, value] for value in row]), "server_lr": np.array(0.3)}
+        for row in rows
+    ]
 
 
 def test_gain_and_loss_by_hand():
-    found = fedsel_grid.gain_and_loss(results([0.80, 0.82], [0.84, 0.86], [0.70, 0.71], [0.76, 0.78]))
+    found = fedsel_grid.gain_and_loss(
+        results([0.80, 0.82], [0.84, 0.86], [0.70, 0.71], [0.76, 0.78])
+    )
     assert found["gain"]["mean"] == pytest.approx(14.5) and found["gain"]["n"] == 2
     assert found["gain"]["std"] == pytest.approx(np.std([14, 15], ddof=1))
     assert found["loss"]["mean"] == pytest.approx(4.0) and found["loss"]["std"] == pytest.approx(0)
     assert found["gain_over_loss"]["mean"] == pytest.approx(10.5)
     assert found["share_without_selection"]["mean"] == pytest.approx(6.5 / 14.5)
     assert found["majority_without_selection"]["mean"] < 0
-    most = fedsel_grid.gain_and_loss(results([0.80, 0.82], [0.84, 0.86], [0.70, 0.72], [0.82, 0.84]))
+    most = fedsel_grid.gain_and_loss(
+        results([0.80, 0.82], [0.84, 0.86], [0.70, 0.72], [0.82, 0.84])
+    )
     assert most["majority_without_selection"]["mean"] == pytest.approx(12 - 7)
-    none = fedsel_grid.gain_and_loss(results([0.80, 0.82], [0.70, 0.86], [0.80, 0.81], [0.82, 0.80]))
-    assert none["share_without_selection"]["mean"] == 0 and none["majority_without_selection"]["mean"] < 0
+    none = fedsel_grid.gain_and_loss(
+        results([0.80, 0.82], [0.70, 0.86], [0.80, 0.81], [0.82, 0.80])
+    )
+    assert (
+        none["share_without_selection"]["mean"] == 0
+        and none["majority_without_selection"]["mean"] < 0
+    )
 
 
 def test_the_split_adds_up():
@@ -260,15 +299,23 @@ def test_the_split_adds_up():
     parts = [found[name]["mean"] for name in ("scaling", "step", "selection")]
     assert sum(parts) == pytest.approx(found["whole"]["mean"]) == pytest.approx(22.5)
     assert parts == pytest.approx([11.5, 9.5, 1.5])
-    assert found["selection_at_least"]["mean"] == pytest.approx(1.5 - 2 * np.std([2, 1], ddof=1) / math.sqrt(2))
+    assert found["selection_at_least"]["mean"] == pytest.approx(
+        1.5 - 2 * np.std([2, 1], ddof=1) / math.sqrt(2)
+    )
 
 
 def test_accuracies_of_a_curve():
-    curve = np.array([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.1, 0.4, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6]])
+    curve = np.array(
+        [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.1, 0.4, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6]]
+    )
     found = fedsel_grid.accuracies([{"curve": curve, "server_lr": np.array(0.3)}])
     assert found["accuracy"]["mean"] == pytest.approx(0.7)
     assert found["accuracy_at_a_quarter"]["mean"] == pytest.approx(0.3)
-    assert found["spread"]["mean"] == found["accuracy"]["std"] == pytest.approx(np.std([0.8, 0.6], ddof=1))
+    assert (
+        found["spread"]["mean"]
+        == found["accuracy"]["std"]
+        == pytest.approx(np.std([0.8, 0.6], ddof=1))
+    )
     assert found["learning_rate"]["mean"] == 0.3
 
 
@@ -280,9 +327,9 @@ def test_selections_as_written_have_the_mechanisms_law(method):
     """Each of 7 outcomes within a binomial bound that fails with probability 1e-6."""
     d, k, epsilon, clients = 6, 2, 1.3, 200_000
     scores = np.tile([0.3, 0.9, 0.1, 0.5, 0.2, 0.7], (clients, 1))
-    law = fedsel.selection(method, epsilon, k).law_given(scores[0])
+    distribution = fedsel.selection(method, epsilon, k).probabilities_given(scores[0])
     chosen = mechanisms.as_written(method, epsilon, k, d)(scores, np.random.default_rng(5))
-    for outcome, probability in zip((*range(d), -1), law, strict=True):
+    for outcome, probability in zip((*range(d), -1), distribution, strict=True):
         low, high = binom.ppf([5e-7, 1 - 5e-7], clients, probability)
         assert low <= (chosen == outcome).sum() <= high, outcome
 
@@ -303,12 +350,16 @@ def test_the_error_of_the_unscaled_flat_solution_against_its_closed_form():
     x = mechanisms.vectors(n, d, 0.5, point.seed).numpy()
     std = math.sqrt(Piecewise(epsilon).variance(x).mean() / d / n)
     largest = np.abs(np.random.default_rng(0).normal(size=(100_000, d))).max(1).mean()
-    error = mechanisms.measure_noise(point)["error"]  # of 200 draws, each with a spread near a fifth: 1.4 %
+    error = mechanisms.measure_noise(point)[
+        "error"
+    ]  # of 200 draws, each with a spread near a fifth: 1.4 %
     assert error.mean() == pytest.approx(std * largest, rel=0.08)
 
 
 def test_a_slope_finds_the_power():
-    assert mechanisms.slope([1, 2, 5, 9], [3 * x**-0.5 for x in (1, 2, 5, 9)]) == pytest.approx(-0.5)
+    assert mechanisms.slope([1, 2, 5, 9], [3 * x**-0.5 for x in (1, 2, 5, 9)]) == pytest.approx(
+        -0.5
+    )
 
 
 def test_the_predicted_signal_over_noise_is_met_where_clients_agree():
@@ -321,7 +372,9 @@ def test_the_predicted_signal_over_noise_is_met_where_clients_agree():
 
 @pytest.mark.parametrize("engine", ["as_written", "ours"])
 def test_times_are_positive_and_grow(engine):
-    small, large = (mechanisms.measure_time(mechanisms.Time("ps", engine, d, 20)) for d in (10, 3000))
+    small, large = (
+        mechanisms.measure_time(mechanisms.Time("ps", engine, d, 20)) for d in (10, 3000)
+    )
     assert small["microseconds"].shape == (10,)
     assert 0 < small["microseconds"].min() < large["microseconds"].min()
 
@@ -333,13 +386,26 @@ def test_which_guarantees_hold_and_which_do_not():
     excess = {}
     for case in statement_rows():
         excess.setdefault(case.claim, []).append(case.excess)
-    for claim in ("lemma_1", "lemma_3", "lemma_2_calibrated", "value_perturbation", "theorem_3_1", "epochs"):
+    for claim in (
+        "lemma_1",
+        "lemma_3",
+        "lemma_2_calibrated",
+        "value_perturbation",
+        "theorem_3_1",
+        "epochs",
+    ):
         assert np.abs(excess[claim]).max() < 1e-9, claim  # exactly what is claimed, not less
     assert min(excess["lemma_2_e_eps"]) > 1e-3 and max(excess["lemma_2_e_half_eps"]) < -0.1
     assert min(excess["theorem_3_1_pe"]) > 1e-4
     assert max(excess["theorem_3_2"]) < 0
-    assert sorted(round(e, 6) > 0 for e in excess["flat_duchi"]) == [False] * 4 + [True] * 4  # odd d, even d
-    (known,) = [c for c in statement_rows() if c.claim == "lemma_2_e_eps" and c.case.startswith("d = 2, k = 1, ε₁ = 1")]
+    assert (
+        sorted(round(e, 6) > 0 for e in excess["flat_duchi"]) == [False] * 4 + [True] * 4
+    )  # odd d, even d
+    (known,) = [
+        c
+        for c in statement_rows()
+        if c.claim == "lemma_2_e_eps" and c.case.startswith("d = 2, k = 1, ε₁ = 1")
+    ]
     assert known.found == pytest.approx(1.3106, abs=5e-5)
 
 
@@ -348,18 +414,32 @@ def test_which_guarantees_hold_and_which_do_not():
 
 def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
     arm = replace(ARM, dataset="cancer", repetitions=1, folds=2)
-    arms = (arm, replace(arm, budget="control"), replace(arm, send="flat"), replace(arm, send="flat_unscaled"))
-    cells = [fedsel_grid.Cell("fedsel/table_3", (("method", m),), arms, fedsel_grid.gain_and_loss) for m in ("a", "b")]
+    arms = (
+        arm,
+        replace(arm, budget="control"),
+        replace(arm, send="flat"),
+        replace(arm, send="flat_unscaled"),
+    )
+    cells = [
+        fedsel_grid.Cell("fedsel/table_3", (("method", m),), arms, fedsel_grid.gain_and_loss)
+        for m in ("a", "b")
+    ]
     from fl_privacy_lib.reproduction import points
 
     monkeypatch.setattr(points, "point_cache", lambda chapter: tmp_path / "cache")
-    monkeypatch.setattr(run.fedsel_grid, "recorded_grid", lambda settings: {"fedsel/table_3": cells})
+    monkeypatch.setattr(
+        run.fedsel_grid, "recorded_grid", lambda settings: {"fedsel/table_3": cells}
+    )
     monkeypatch.setattr(run, "WORKERS", 1)
     run.record(FULL, "fedsel/table_3", tmp_path)
     path = tmp_path / "fedsel" / "table_3.csv"
     frame = pd.read_csv(path, dtype=str)
-    assert len(list((tmp_path / "cache").glob("*.npz"))) == 4  # both cells rest on the same four arms
-    assert len(frame) == 2 * 7 and set(frame["method"]) == {"a", "b"} and set(frame["n"]) <= {"1", "2"}
+    assert (
+        len(list((tmp_path / "cache").glob("*.npz"))) == 4
+    )  # both cells rest on the same four arms
+    assert (
+        len(frame) == 2 * 7 and set(frame["method"]) == {"a", "b"} and set(frame["n"]) <= {"1", "2"}
+    )
     frame[frame["method"] == "a"].assign(mean="42").to_csv(path, index=False)
     run.record(FULL, "fedsel/table_3", tmp_path)
     again = pd.read_csv(path, dtype=str)
@@ -381,12 +461,21 @@ def test_a_missing_data_set_is_named_before_anything_is_trained(tmp_path, monkey
 @pytest.fixture(scope="module")
 def exercises():
     """Return what the notebook's cells and the solutions define, checks included, without what they print."""
-    space = {"np": np, "torch": torch, "Piecewise": Piecewise, "PerturbedEncoding": PerturbedEncoding}
+    space = {
+        "np": np,
+        "torch": torch,
+        "Piecewise": Piecewise,
+        "PerturbedEncoding": PerturbedEncoding,
+    }
     for cell in json.loads((ROOT / "notebooks" / "08_fedsel.ipynb").read_text())["cells"]:
         text = "".join(cell["source"])
-        for function in re.findall(r"^def (?:pe_law|(?:wrong|right)_|check_my_).*?(?=\n\S|\Z)", text, re.M | re.S):
+        for function in re.findall(
+            r"^def (?:pe_probabilities|(?:wrong|right)_|check_my_).*?(?=\n\S|\Z)", text, re.M | re.S
+        ):
             exec(function, space)
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "book" / "solutions_08.md").read_text(), re.S):
+    for code in re.findall(
+        r"```python\n(.*?)```", (ROOT / "book" / "solutions_08.md").read_text(), re.S
+    ):
         exec(code, space)
     return space
 
@@ -416,7 +505,9 @@ def test_the_best_share_is_small_at_small_budgets(exercises):
 
 def test_the_larger_class_is_counted_over_all_records(monkeypatch):
     _, labels = fedsel.records("syn_l")
-    assert fedsel.larger_class("syn_l") == max((labels == c).sum().item() for c in (0, 1)) / len(labels)
+    assert fedsel.larger_class("syn_l") == max((labels == c).sum().item() for c in (0, 1)) / len(
+        labels
+    )
     monkeypatch.setattr(fedsel, "readable", lambda name: None)
     fedsel.larger_class.cache_clear()
     assert fedsel.larger_class("syn_l") is None

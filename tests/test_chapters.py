@@ -11,9 +11,18 @@ from fl_privacy_lib.reproduction.paths import ROOT
 
 NOTEBOOKS = [ROOT / "notebooks" / f"{kind.notebook}.ipynb" for kind in CHAPTERS.values()]
 PARTS = [
-    "Objectives", "Prerequisites", "Time and hardware", "Parameters", "…", "Published beside measured",
-    "What holds, what does not", "Differences from the paper", "Exercises", "What you learned", "Further reading",
-]  # fmt: skip
+    "Objectives",
+    "Prerequisites",
+    "Time and hardware",
+    "Parameters",
+    "…",
+    "Published beside measured",
+    "What holds, what does not",
+    "Differences from the paper",
+    "Exercises",
+    "What you learned",
+    "Further reading",
+]
 PAGES = sorted((ROOT / "book").glob("*.md"))
 
 
@@ -38,7 +47,10 @@ def test_the_parts_stand_in_order(path):
     assert titles[:body] == PARTS[:body]
     assert titles[body - len(PARTS) + 1 :] == PARTS[body + 1 :]
     assert len(titles) > len(PARTS) - 1, "a chapter has a body"
-    assert text.startswith("# ") and "{admonition} What this chapter reproduces" in text.split("## ")[0]
+    assert (
+        text.startswith("# ")
+        and "{admonition} What this chapter reproduces" in text.split("## ")[0]
+    )
     assert "**Status** {glue:text}" in text
 
 
@@ -56,7 +68,9 @@ def test_the_source_is_clean(path):
 def test_every_figure_has_caption_label_and_alt_text(path):
     found = 0
     for kind, source, meta, _ in cells(path):
-        draws = kind == "code" and re.search(r"figures\.(?!use_style|named|NAMES)[a-z_]+\([^\n]*", source)
+        draws = kind == "code" and re.search(
+            r"figures\.(?!use_style|named|NAMES)[a-z_]+\([^\n]*", source
+        )
         if not draws or "def " in source.split("figures.")[0][-4:]:
             continue
         if not source.rstrip().endswith(";"):
@@ -85,7 +99,11 @@ def typed_decimals(text):
     """Return the decimals of Markdown outside code, formulas, glued values, links and directives' options."""
     text = re.sub(r"^```+\{?(?!exercise|admonition|note).*?^```+$", "", text, flags=re.M | re.S)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.S)
-    text = re.sub(r"\{[a-z:]+\}`[^`]*`|``[^`]*``|`[^`]*`|\$[^$]*\$|\]\([^)]*\)|CC BY[- ][A-Z-]*\s?4\.0", "", text)
+    text = re.sub(
+        r"\{[a-z:]+\}`[^`]*`|``[^`]*``|`[^`]*`|\$[^$]*\$|\]\([^)]*\)|CC BY[- ][A-Z-]*\s?4\.0",
+        "",
+        text,
+    )
     return re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", text)
 
 
@@ -114,10 +132,17 @@ def test_the_coding_exercise_of_chapter_01_can_be_solved_and_failed():
     source["solution"] = re.search(r"```python\n(def my_label.*?)```", solutions, re.S).group(1)
     generator = torch.Generator().manual_seed(0)
     module = types.ModuleType("exercise")
-    module.__dict__.update({
-        "torch": torch, "cross_entropy": cross_entropy, "model": build("attacked_lenet", (1, 28, 28), 10, generator),
-        "train": (torch.rand(60, 1, 28, 28, generator=generator), torch.randint(10, (60,), generator=generator)),
-    })  # fmt: skip
+    module.__dict__.update(
+        {
+            "torch": torch,
+            "cross_entropy": cross_entropy,
+            "model": build("attacked_lenet", (1, 28, 28), 10, generator),
+            "train": (
+                torch.rand(60, 1, 28, 28, generator=generator),
+                torch.randint(10, (60,), generator=generator),
+            ),
+        }
+    )
     exec(source["check"] + "\n" + source["solution"], module.__dict__)
     assert module.check_my_label(module.my_label)
     assert not module.check_my_label(lambda gradient: 3)

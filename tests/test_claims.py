@@ -21,18 +21,36 @@ from fl_privacy_lib.reproduction.verdict import Status
 
 def entry(**changes):
     return {
-        "id": "t", "paper": "fed_cdp", "where": "-", "kind": "claim", "chapter": "01", "statement": "-",
-        "table": "fed_cdp/table_7", "rows": {"arm": "fed_cdp_example"},
+        "id": "t",
+        "paper": "fed_cdp",
+        "where": "-",
+        "kind": "claim",
+        "chapter": "01",
+        "statement": "-",
+        "table": "fed_cdp/table_7",
+        "rows": {"arm": "fed_cdp_example"},
         "test": {"check": "rate_below", "bound": 0.1},
-    } | changes  # fmt: skip
+    } | changes
 
 
 def write_rows(folder, *rows):
     base = {
-        "dataset": "mnist", "threat_type": "type_2", "method": "fed_cdp", "arm": "fed_cdp_example", "attacker": "naive",
-        "victims": "20", "seeds": "5", "max_iterations": "300", "start": "patterned", "optimiser": "lbfgs",
-        "metric": "attack_success_rate", "mean": 0.0, "std": 0.0, "n": "100", "seconds": 1,
-    }  # fmt: skip
+        "dataset": "mnist",
+        "threat_type": "type_2",
+        "method": "fed_cdp",
+        "arm": "fed_cdp_example",
+        "attacker": "naive",
+        "victims": "20",
+        "seeds": "5",
+        "max_iterations": "300",
+        "start": "patterned",
+        "optimiser": "lbfgs",
+        "metric": "attack_success_rate",
+        "mean": 0.0,
+        "std": 0.0,
+        "n": "100",
+        "seconds": 1,
+    }
     path = folder / "fed_cdp" / "table_7.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     made = [base | row for row in rows]
@@ -45,7 +63,9 @@ def test_verdicts_follow_from_the_rows(tmp_path):
     write_rows(tmp_path, {})
     assert str(claims.verdict(entry(), tmp_path)) == "reproduced: holds on 1 of 1 recorded cells"
     write_rows(tmp_path, {}, {"dataset": "lfw", "mean": 0.2})
-    assert str(claims.verdict(entry(), tmp_path)) == "not reproduced: holds on 1 of 2 recorded cells"
+    assert (
+        str(claims.verdict(entry(), tmp_path)) == "not reproduced: holds on 1 of 2 recorded cells"
+    )
     write_rows(tmp_path, {"victims": "19"})
     assert claims.verdict(entry(), tmp_path).status == "reduced setting"
     write_rows(tmp_path, {"max_iterations": "30"})
@@ -71,7 +91,11 @@ def test_refuted_needs_a_counter_example_in_the_rows(tmp_path):
 
 
 def test_fewer_iterations_is_compared_data_set_by_data_set(tmp_path):
-    test = {"check": "fewer_iterations", "rows": {"threat_type": "type_2"}, "than": {"threat_type": "type_0_1"}}
+    test = {
+        "check": "fewer_iterations",
+        "rows": {"threat_type": "type_2"},
+        "than": {"threat_type": "type_0_1"},
+    }
     needed = {"metric": "attack_iterations"}
     rows = [needed | {"mean": 5.0}, needed | {"mean": 9.0, "threat_type": "type_0_1"}]
     write_rows(tmp_path, *rows)
@@ -84,10 +108,19 @@ def test_fewer_iterations_is_compared_data_set_by_data_set(tmp_path):
 
 
 def test_ahead_compares_equal_cells_in_standard_errors(tmp_path):
-    test = {"check": "ahead", "metric": "accuracy", "rows": {"method": "new"}, "than": {"method": "old"},
-            "on": ["dataset", "threat_type"], "errors": 2}  # fmt: skip
+    test = {
+        "check": "ahead",
+        "metric": "accuracy",
+        "rows": {"method": "new"},
+        "than": {"method": "old"},
+        "on": ["dataset", "threat_type"],
+        "errors": 2,
+    }
     base = {"metric": "accuracy", "n": "25"}
-    old, new = base | {"method": "old", "mean": 0.7, "std": 0.03}, base | {"method": "new", "std": 0.04}
+    old, new = (
+        base | {"method": "old", "mean": 0.7, "std": 0.03},
+        base | {"method": "new", "std": 0.04},
+    )
     alone = new | {"dataset": "lfw", "mean": 0.9}  # nothing to compare with
     for mean, errors, by, status in (  # the difference's standard error is 0.05 / 5 = 0.01
         (0.7201, 2, 0, "reproduced"), (0.7199, 2, 0, "not reproduced"), (0.6801, -2, 0, "reproduced"),
@@ -102,13 +135,26 @@ def test_ahead_compares_equal_cells_in_standard_errors(tmp_path):
 
 def test_a_claim_about_all_data_sets_says_which_are_recorded(tmp_path):
     row = {
-        "dataset": "cancer", "method": "non_private", "rounds": 3, "local_iterations": 100, "batch_size": 4,
-        "clients": 1000, "participants": 100, "metric": "accuracy", "mean": 0.9, "std": 0.0, "n": "1", "seeds": 1,
-    }  # fmt: skip
+        "dataset": "cancer",
+        "method": "non_private",
+        "rounds": 3,
+        "local_iterations": 100,
+        "batch_size": 4,
+        "clients": 1000,
+        "participants": 100,
+        "metric": "accuracy",
+        "mean": 0.9,
+        "std": 0.0,
+        "n": "1",
+        "seeds": 1,
+    }
     path = tmp_path / "fed_cdp" / "table_1.csv"
     path.parent.mkdir(parents=True)
     pd.DataFrame([row]).to_csv(path, index=False)
-    one = {"table": "fed_cdp/table_1", "test": {"check": "shown", "metric": "accuracy", "bound": 0.5}}
+    one = {
+        "table": "fed_cdp/table_1",
+        "test": {"check": "shown", "metric": "accuracy", "bound": 0.5},
+    }
     assert claims.verdict(one, tmp_path).note == "1 of 5 data sets: cancer"
     assert claims.verdict(one | {"rows": {"dataset": "cancer"}}, tmp_path).note == ""
 
@@ -135,31 +181,51 @@ def test_every_test_in_the_ledger_has_words():
 
 
 def test_a_cost_is_compared_as_a_ratio(tmp_path):
-    ratio, base = "ratio_to_non_private", {"engine": "as_written", "repetitions": 7, "std": 0.0, "n": "5", "seeds": 1}
+    ratio, base = (
+        "ratio_to_non_private",
+        {"engine": "as_written", "repetitions": 7, "std": 0.0, "n": "5", "seeds": 1},
+    )
     rows = [
-        base | {"dataset": d, "batch_size": b, "method": m, "metric": metric, "mean": mean, "seconds": 1}
+        base
+        | {"dataset": d, "batch_size": b, "method": m, "metric": metric, "mean": mean, "seconds": 1}
         for d, b, m, metric, mean in (
-            ("mnist", 5, "non_private", ratio, 1.0), ("mnist", 5, "fed_cdp", ratio, 3.0),
-            ("lfw", 3, "fed_cdp", ratio, 2.0), ("lfw", 3, "fed_cdp", "ratio_to_fed_cdp", 1.0),
+            ("mnist", 5, "non_private", ratio, 1.0),
+            ("mnist", 5, "fed_cdp", ratio, 3.0),
+            ("lfw", 3, "fed_cdp", ratio, 2.0),
+            ("lfw", 3, "fed_cdp", "ratio_to_fed_cdp", 1.0),
         )
-    ]  # fmt: skip
+    ]
     path = tmp_path / "fed_cdp" / "table_3.csv"
     path.parent.mkdir(parents=True)
     pd.DataFrame(rows).to_csv(path, index=False)
     compared = claims.compare("fed_cdp/table_3", claims.measured("fed_cdp/table_3", tmp_path))
     mnist, lfw = (c for c in compared if c.cell)
-    assert (mnist.cell["dataset"], mnist.cell["method"], mnist.cell[ratio]) == ("mnist", "fed_cdp", 3.0)
-    assert [float(c.printed["value"]) for c in (mnist, lfw)] == pytest.approx([22.4 / 6.8, 112.4 / 30.9])
+    assert (mnist.cell["dataset"], mnist.cell["method"], mnist.cell[ratio]) == (
+        "mnist",
+        "fed_cdp",
+        3.0,
+    )
+    assert [float(c.printed["value"]) for c in (mnist, lfw)] == pytest.approx(
+        [22.4 / 6.8, 112.4 / 30.9]
+    )
     cost = entry(table="fed_cdp/table_3", rows={"engine": "as_written"}, test={"check": "ratio"})
     assert str(claims.verdict(cost, tmp_path)) == "not reproduced: holds on 1 of 2 recorded cells"
     for bound, held in ((2.5, 1), (3.0, 2), (1.9, 0)):
         most = {"check": "at_most", "metric": "ratio_to_non_private", "bound": bound}
-        assert claims.verdict(cost | {"rows": {"method": "fed_cdp"}, "test": most}, tmp_path).held == held
+        assert (
+            claims.verdict(cost | {"rows": {"method": "fed_cdp"}, "test": most}, tmp_path).held
+            == held
+        )
 
 
 def test_values_join_the_published_cells(tmp_path):
     rows = [
-        {"method": "non_private", "arm": "non_private", "metric": "attack_success_rate", "mean": 1.0},
+        {
+            "method": "non_private",
+            "arm": "non_private",
+            "metric": "attack_success_rate",
+            "mean": 1.0,
+        },
         {"method": "non_private", "arm": "non_private", "metric": "mse", "mean": 0.0008},
         {"method": "non_private", "arm": "non_private", "metric": "attack_iterations", "mean": 9.0},
     ]

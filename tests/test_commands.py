@@ -26,15 +26,22 @@ def command(*arguments, data="", timeout=60, **environment):
     if data:
         variables["FL_PRIVACY_DATA"] = str(data)
     return subprocess.run(
-        [sys.executable, "-m", "fl_privacy_lib", *arguments], cwd=ROOT, env=variables, capture_output=True, text=True,
-        timeout=timeout, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "fl_privacy_lib", *arguments],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 def one_sentence(done, *words):
     assert done.returncode == 2, done.stderr
     lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and lines[0].endswith("."), done.stderr
+    assert len(lines) == 1 and lines[0].startswith("error: ") and lines[0].endswith("."), (
+        done.stderr
+    )
     for word in words:
         assert word in lines[0], lines[0]
 
@@ -81,12 +88,20 @@ def test_a_truncated_file_is_named(tmp_path, data_root):
     broken = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
     broken.chmod(0o644)
     broken.write_bytes(broken.read_bytes()[:100_000])
-    one_sentence(command("run", "01", "dataset=mnist", data=tmp_path), "train-images-idx3-ubyte.gz", "damaged")
+    one_sentence(
+        command("run", "01", "dataset=mnist", data=tmp_path),
+        "train-images-idx3-ubyte.gz",
+        "damaged",
+    )
 
 
 def test_make_passes_parameters_on():
     done = subprocess.run(
-        ["make", "run", "NB=01", "P=clip_norm=-1 seed=3"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["make", "run", "NB=01", "P=clip_norm=-1 seed=3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode and "error: clip_norm = '-1'" in done.stderr
 
@@ -94,14 +109,23 @@ def test_make_passes_parameters_on():
 @pytest.mark.parametrize("goal", ["run", "params", "lab", "record"])
 def test_make_asks_for_the_chapter_before_anything_is_set_up(goal):
     for words in ([goal], [goal, "NB="]):
-        found = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert found.returncode == 2 and f"name a chapter, for example make {goal} NB=01" in found.stderr
+        found = subprocess.run(
+            ["make", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert (
+            found.returncode == 2
+            and f"name a chapter, for example make {goal} NB=01" in found.stderr
+        )
         assert "setting up" not in found.stdout
 
 
 def test_a_word_beside_p_is_not_dropped_in_silence():
     done = subprocess.run(
-        ["make", "run", "NB=01", "dataset=digits"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["make", "run", "NB=01", "dataset=digits"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode and 'P="dataset=digits"' in done.stderr
 
@@ -133,9 +157,24 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
 def test_long_lists_of_parameters_do_not_meet(monkeypatch):
     monkeypatch.setattr(execution, "execute", lambda settings, target: target)
     monkeypatch.setattr(execution, "timed", lambda step, action: action())
-    long = {"model": "logistic_regression", "epsilon": "2", "batch_share": "0.05", "discount": "0.95",
-            "dataset": "syn_l", "largest_dimension": "100", "server_lr": "0.1"}  # fmt: skip
-    assert len({execution.run(FedSel, "smoke", long | {"value": value}) for value in ("pm", "hm", "duchi")}) == 3
+    long = {
+        "model": "logistic_regression",
+        "epsilon": "2",
+        "batch_share": "0.05",
+        "discount": "0.95",
+        "dataset": "syn_l",
+        "largest_dimension": "100",
+        "server_lr": "0.1",
+    }
+    assert (
+        len(
+            {
+                execution.run(FedSel, "smoke", long | {"value": value})
+                for value in ("pm", "hm", "duchi")
+            }
+        )
+        == 3
+    )
 
 
 def test_no_gpu_and_no_space_are_said_at_once(monkeypatch, tmp_path):
@@ -151,7 +190,14 @@ def test_no_gpu_and_no_space_are_said_at_once(monkeypatch, tmp_path):
 
 def tiny(**changes):
     return threat_types.Point(
-        "digits", "type_2", "non_private", "naive", victims=1, max_iterations=2, clients=100, **changes
+        "digits",
+        "type_2",
+        "non_private",
+        "naive",
+        victims=1,
+        max_iterations=2,
+        clients=100,
+        **changes,
     )
 
 
@@ -181,7 +227,9 @@ def test_a_file_of_ones_own_that_changes_is_attacked_anew(points_in, tmp_path):
     results = []
     for _ in range(2):
         images, labels = rng.random((30, 28, 28)), np.arange(30) % 3
-        np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+        np.savez(
+            path, train_images=images, train_labels=labels, test_images=images, test_labels=labels
+        )
         points.loaded.cache_clear()
         point = replace(tiny(), dataset=f"npz:{path}", batch_size=3)
         ((_, result),) = run.finished_points([point], torch.device("cpu"), workers=1)
@@ -228,7 +276,9 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
     path = tmp_path / "fed_cdp" / "table_7.csv"
     kept = path.read_text()
     assert len(ran) == 3 and kept.count("attack_success_rate") >= 2
-    monkeypatch.setattr(run, "measure", lambda point, *rest: ran.append(point) or real(point, *rest))
+    monkeypatch.setattr(
+        run, "measure", lambda point, *rest: ran.append(point) or real(point, *rest)
+    )
     run.record(settings, "fed_cdp/table_7", tmp_path)
     assert path.read_text().startswith(kept)
     grid = threat_types.recorded_grid(settings, ("digits",))["fed_cdp/table_7"]
@@ -244,7 +294,9 @@ def test_a_killed_recording_leaves_a_whole_record(tmp_path):
         "s = ThreatTypes(dataset='digits', victims=1, batch_victims=1, max_iterations=1);"
         "run.record(s, 'fed_cdp/table_7', Path(sys.argv[1]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL, cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL, cwd=ROOT
+    )
     path = tmp_path / "fed_cdp" / "table_7.csv"
     deadline = time.time() + 120
     while not path.exists() and time.time() < deadline:
@@ -253,7 +305,9 @@ def test_a_killed_recording_leaves_a_whole_record(tmp_path):
     process.wait()
     from fl_privacy_lib.reproduction.records import MeasuredTable
 
-    points = threat_types.recorded_grid(ThreatTypes(dataset="digits"), ("digits",))["fed_cdp/table_7"]
+    points = threat_types.recorded_grid(ThreatTypes(dataset="digits"), ("digits",))[
+        "fed_cdp/table_7"
+    ]
     keys = [k for k in (*threat_types.record_key(points[0]), "metric") if k != "seeds"]
     assert len(MeasuredTable(path, keys).frame()) > 0
 

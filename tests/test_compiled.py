@@ -16,7 +16,13 @@ from torch import nn
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
-from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise, LargestNorm, MedianNorm, QuantileNorm
+from fl_privacy_lib.defenses.adaptive import (
+    AdaptiveClip,
+    AdaptiveNoise,
+    LargestNorm,
+    MedianNorm,
+    QuantileNorm,
+)
 from fl_privacy_lib.defenses.clipping import DecayingClip, layer_norms
 from fl_privacy_lib.defenses.route import ClientContext
 from fl_privacy_lib.federated import Tap, simulate
@@ -29,6 +35,7 @@ from fl_privacy_lib.models import parameters_of, training_cnn
 
 pytest.importorskip("numba", reason="the compiled engine needs the extra 'fast'")
 
+
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize("batch", [1, 5, 13])
 @pytest.mark.parametrize("rule", [(4.0, "layer"), (0.05, "layer"), (0.3, "all"), None], ids=str)
@@ -37,7 +44,9 @@ def test_updates_are_those_of_automatic_differentiation(name, batch, rule):
     agrees(name, plan_of(1, batch_size=batch, local_lr=0.3 if rule is None else 1.0), defense)
 
 
-@pytest.mark.parametrize("sampling", ["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"])
+@pytest.mark.parametrize(
+    "sampling", ["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
+)
 @pytest.mark.parametrize("name", ["small", "adult"])
 def test_every_sampling(name, sampling):
     plan = plan_of(2, batch_sampling=sampling, rounds=2, participants=1)
@@ -68,7 +77,11 @@ RULES = {
 @pytest.mark.parametrize("name", ["small", "adult"])
 def test_rules_that_follow_norms(name, rule, batch):
     stage = RULES[rule]
-    quantile = {"on_aggregate": stage.rule, "initial_state": stage.rule.start} if rule == "quantile" else {}
+    quantile = (
+        {"on_aggregate": stage.rule, "initial_state": stage.rule.start}
+        if rule == "quantile"
+        else {}
+    )
     plan = plan_of(1, batch_size=batch, rounds=2, local_iterations=1)
     agrees(name, plan, Defense(rule, stage, **quantile), examples=31)
 
@@ -85,12 +98,16 @@ def test_the_noise_of_a_rule_has_its_level(batch, sampling):
     added = torch.cat([(with_noise[n] - plain[n]).flatten() for n in plain]).double()
     index = own[2].indices[0][plan.batches(0, 30, 0)[0]]
     weights = {n: w[None] for n, w in parameters_of(own[0]).items()}
-    norms = layer_norms(example_gradients(own[0], weights, own[1][0][index][None], own[1][1][index][None]), 2)
+    norms = layer_norms(
+        example_gradients(own[0], weights, own[1][0][index][None], own[1][1][index][None]), 2
+    )
     level = 2.0 * float(rule.levels(norms, ClientContext(0, (0,), []))["0.weight"]) / batch
     assert abs(added.std() / level - 1) <= 5 / math.sqrt(2 * len(added))
 
 
-@pytest.mark.parametrize("defense", [fed_cdp("example", noise_scale=2.0), fed_cdp("batch", noise_scale=2.0)], ids=str)
+@pytest.mark.parametrize(
+    "defense", [fed_cdp("example", noise_scale=2.0), fed_cdp("batch", noise_scale=2.0)], ids=str
+)
 @pytest.mark.parametrize("name", ["mnist", "adult"])
 def test_the_noise_of_a_fixed_clip(name, defense):
     """Mean and variance within 5 standard errors; clients and iterations draw independently."""
@@ -100,15 +117,23 @@ def test_the_noise_of_a_fixed_clip(name, defense):
     first, start = (updates(*own, one, d) for d in (defense, defense.noiseless()))
     std = 2 * 4 / (5 if defense.per_batch else math.sqrt(5))
     size = 3
-    rows = torch.stack([
-        torch.cat([(first[k] - start[k]).flatten() for k in start if k.startswith(f"{c} ")]) for c in range(size)
-    ]).double()  # fmt: skip
-    both = torch.stack([
-        torch.cat([(noisy[k] - plain[k]).flatten() for k in plain if k.startswith(f"{c} ")]) for c in range(size)
-    ]).double()  # fmt: skip
+    rows = torch.stack(
+        [
+            torch.cat([(first[k] - start[k]).flatten() for k in start if k.startswith(f"{c} ")])
+            for c in range(size)
+        ]
+    ).double()
+    both = torch.stack(
+        [
+            torch.cat([(noisy[k] - plain[k]).flatten() for k in plain if k.startswith(f"{c} ")])
+            for c in range(size)
+        ]
+    ).double()
     assert abs(rows.mean()) <= 5 * std / math.sqrt(rows.numel())
     assert abs(rows.std() / std - 1) <= 5 / math.sqrt(2 * rows.numel())
-    later = both - rows  # the second iteration's draws, and what the first one's moved the gradients
+    later = (
+        both - rows
+    )  # the second iteration's draws, and what the first one's moved the gradients
     together = torch.corrcoef(torch.cat([rows, later])) - torch.eye(2 * size)
     assert together[:size, :size].abs().max() <= 6 / math.sqrt(rows.shape[1])
     if name == "adult":
@@ -121,9 +146,13 @@ def test_norms(name):
     model, train, _ = scene(name)
     plan, weights = plan_of(batch_size=7, local_iterations=1), parameters_of(model)
     batch, ctx = np.array([3, 0, 41, 17, 8, 21, 30]), ClientContext(0, (0,), [], batch_size=7)
-    CompiledEngine(network_of(model, train), weights, train, plan, without_noise(0.1, "all")).train([[batch]], [ctx])
+    CompiledEngine(network_of(model, train), weights, train, plan, without_noise(0.1, "all")).train(
+        [[batch]], [ctx]
+    )
     x, double = train[0][batch].double()[None], {n: w.double()[None] for n, w in weights.items()}
-    expected = layer_norms(example_gradients(copy.deepcopy(model).double(), double, x, train[1][batch][None]), 2)
+    expected = layer_norms(
+        example_gradients(copy.deepcopy(model).double(), double, x, train[1][batch][None]), 2
+    )
     for key, norms in expected.items():
         assert ((ctx.norms[key] - norms).abs() / norms).max() <= 1e-6
 
@@ -167,7 +196,13 @@ def test_images_of_zeros_have_no_gradient_in_the_convolutions():
     assert all(not v.any() for v in fast.values())
 
 
-@given(st.integers(10, 35), st.sampled_from([1, 3]), st.integers(2, 70), st.integers(1, 15), st.integers(0, 9))
+@given(
+    st.integers(10, 35),
+    st.sampled_from([1, 3]),
+    st.integers(2, 70),
+    st.integers(1, 15),
+    st.integers(0, 9),
+)
 @settings(max_examples=12, deadline=None)
 def test_any_image_and_any_number_of_classes(side, channels, classes, batch, seed):
     plan = plan_of(1, batch_size=batch, local_iterations=1, seed=seed)
@@ -182,7 +217,11 @@ def test_any_vector_and_any_number_of_classes(features, classes, batch):
 
 @pytest.mark.parametrize("name", ["mnist", "adult"])
 def test_the_bits_depend_neither_on_the_chunk_nor_on_the_workers(name):
-    own, plan, taps = scene(name, 5, 10), plan_of(5, rounds=2), [Tap("update", 4, 1), Tap("example", 3)]
+    own, plan, taps = (
+        scene(name, 5, 10),
+        plan_of(5, rounds=2),
+        [Tap("update", 4, 1), Tap("example", 3)],
+    )
     runs = [
         simulate(*own, plan, fed_cdp(clip_norm=0.5), engine="compiled", taps=taps, **cut)
         for cut in ({}, {"clients_per_chunk": 5}, {"workers": 2})
@@ -191,13 +230,17 @@ def test_the_bits_depend_neither_on_the_chunk_nor_on_the_workers(name):
         assert all(torch.equal(w, run.weights[n]) for n, w in runs[0].weights.items())
         for tap in taps:
             values = run.observations[tap].values
-            assert all(torch.equal(v, values[n]) for n, v in runs[0].observations[tap].values.items())
+            assert all(
+                torch.equal(v, values[n]) for n, v in runs[0].observations[tap].values.items()
+            )
 
 
 @pytest.mark.parametrize("name", ["mnist", "lfw", "adult"])
 def test_accuracy_through_the_kernel(name):
     model, train, partition = scene(name, 2, 200)
-    run = simulate(model, train, partition, plan_of(), non_private(), engine="compiled", evaluation=train)
+    run = simulate(
+        model, train, partition, plan_of(), non_private(), engine="compiled", evaluation=train
+    )
     assert run.history[-1].accuracy == accuracy(model, run.weights, train)
 
 
@@ -225,8 +268,14 @@ def frozen():
 
 def sharing():
     relu = nn.ReLU()
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 784, bias=False), relu, nn.Linear(784, 784, bias=False), relu,
-                         nn.Linear(784, 10, bias=False))  # fmt: skip
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 784, bias=False),
+        relu,
+        nn.Linear(784, 784, bias=False),
+        relu,
+        nn.Linear(784, 10, bias=False),
+    )
 
 
 UNKNOWN = {
@@ -265,14 +314,29 @@ def test_examples_that_a_kernel_must_not_read(train):
 def test_without_it_stacked_answers_and_one_sentence_says_why(monkeypatch):
     model, train, partition = scene("adult")
     unknown = nn.Sequential(*model, nn.ReLU())
-    assert simulate(unknown, train, partition, plan_of(), fed_cdp(), engine="auto").engine == "stacked"
-    with pytest.raises(InputError, match="the model or its examples have a form that it does not know"):
+    assert (
+        simulate(unknown, train, partition, plan_of(), fed_cdp(), engine="auto").engine == "stacked"
+    )
+    with pytest.raises(
+        InputError, match="the model or its examples have a form that it does not know"
+    ):
         simulate(unknown, train, partition, plan_of(), fed_cdp(), engine="compiled")
     with pytest.raises(InputError, match="has a local rule that it does not know"):
-        simulate(model, train, partition, plan_of(), replace(fed_cdp(), per_batch=print), engine="compiled")
-    assert simulate(model, train, partition, plan_of(), fed_cdp(), engine="auto").engine == "compiled"
+        simulate(
+            model,
+            train,
+            partition,
+            plan_of(),
+            replace(fed_cdp(), per_batch=print),
+            engine="compiled",
+        )
+    assert (
+        simulate(model, train, partition, plan_of(), fed_cdp(), engine="auto").engine == "compiled"
+    )
     monkeypatch.setattr(package, "find_spec", lambda name: None)
-    assert simulate(model, train, partition, plan_of(), fed_cdp(), engine="auto").engine == "stacked"
+    assert (
+        simulate(model, train, partition, plan_of(), fed_cdp(), engine="auto").engine == "stacked"
+    )
     with pytest.raises(InputError, match="numba is not installed"):
         simulate(model, train, partition, plan_of(), fed_cdp(), engine="compiled")
 

@@ -1,4 +1,4 @@
-"""The compiled engine's noise: its law, its independence, and the same bits for every vector width."""
+"""The compiled engine's noise: its distribution, its independence, and the same bits for every vector width."""
 
 import hashlib
 import math
@@ -43,7 +43,9 @@ def test_the_tails_reach_five_sigma():
     assert np.isfinite(z).all() and np.abs(z).max() < 6.6  # √(2 · 31 ln 2)
 
 
-@pytest.mark.parametrize("other", [{"client": 1}, {"client": 0, "round": 1}, {"client": 0, "seed": 8}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"client": 1}, {"client": 0, "round": 1}, {"client": 0, "seed": 8}], ids=str
+)
 def test_clients_rounds_and_seeds_draw_independently(other):
     z, y = stream(0).astype(np.float64), stream(**other).astype(np.float64)
     for a, b in ((z, y), (z**2 - 1, y**2 - 1), (np.sign(z), np.sign(y))):
@@ -88,7 +90,9 @@ def test_the_normals_are_box_muller_s():
     v = (a + d) & 0xFFFFFFFF
     noise.add_normals(state, np.float32(1), out, 0, 32)
     r = np.sqrt(-2 * np.log(((u >> np.uint64(1)) + 1) / 2**31))
-    angle = ((v << np.uint64(2)) & 0xFFFFFFFF).astype(np.uint32).astype(np.int32) * (np.pi / 4 / 2**31)
+    angle = ((v << np.uint64(2)) & 0xFFFFFFFF).astype(np.uint32).astype(np.int32) * (
+        np.pi / 4 / 2**31
+    )
     cosine = np.cos(angle) * np.where(v >> np.uint64(31), -1, 1)
     swapped = (v >> np.uint64(30)) & 1
     x, y = np.where(swapped, np.sin(angle), cosine), np.where(swapped, cosine, np.sin(angle))

@@ -31,15 +31,22 @@ def mnist_copy(data_root, tmp_path):
     return tmp_path
 
 
-# -- the real files ---------------------------------------------------------------------------------
+# -- the real files
+# ---------------------------------------------------------------------------------
 
 
 def test_mnist(real, data_root):
     data = real("mnist")
     check_form(data)
-    assert [len(y) for y in (data.train_y, data.validation_y, data.test_y)] == [50_000, 10_000, 10_000]
+    assert [len(y) for y in (data.train_y, data.validation_y, data.test_y)] == [
+        50_000,
+        10_000,
+        10_000,
+    ]
     assert data.example_shape == (1, 28, 28) and data.classes == tuple("0123456789")
-    counts = [np.bincount(y).tolist() for y in (np.r_[data.train_y, data.validation_y], data.test_y)]
+    counts = [
+        np.bincount(y).tolist() for y in (np.r_[data.train_y, data.validation_y], data.test_y)
+    ]
     assert counts[0] == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert counts[1] == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     both = np.concatenate([data.train_x, data.validation_x])
@@ -57,8 +64,12 @@ def test_cifar10(real):
     assert np.bincount(np.r_[data.train_y, data.validation_y]).tolist() == [5000] * 10
     assert data.train_y[:5].tolist() == [6, 9, 9, 4, 1]  # frog, two trucks, deer, automobile
     both = np.concatenate([data.train_x, data.validation_x])
-    assert both.mean(axis=(0, 2, 3), dtype=np.float64) == pytest.approx([0.49140, 0.48216, 0.44653], abs=1e-5)
-    assert both.std(axis=(0, 2, 3), dtype=np.float64) == pytest.approx([0.24703, 0.24349, 0.26159], abs=1e-5)
+    assert both.mean(axis=(0, 2, 3), dtype=np.float64) == pytest.approx(
+        [0.49140, 0.48216, 0.44653], abs=1e-5
+    )
+    assert both.std(axis=(0, 2, 3), dtype=np.float64) == pytest.approx(
+        [0.24703, 0.24349, 0.26159], abs=1e-5
+    )
     pixels = np.rint(both * 255).astype(np.uint8).transpose(0, 2, 3, 1)
     digest = hashlib.sha256(pixels.tobytes()).hexdigest()
     assert digest == "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a"
@@ -76,7 +87,9 @@ def test_lfw(real, data_root):
         stored, labels = archive["images"], archive["labels"]
     # Shuffling keeps every picture with its label: the same pairs as in the file.
     loaded = np.concatenate([data.train_x, data.validation_x]).transpose(0, 2, 3, 1)
-    pairs = zip(np.rint(loaded * 255).astype(np.uint8), np.r_[data.train_y, data.validation_y], strict=True)
+    pairs = zip(
+        np.rint(loaded * 255).astype(np.uint8), np.r_[data.train_y, data.validation_y], strict=True
+    )
     assert sorted((p.tobytes(), int(y)) for p, y in pairs) == sorted(
         (p.tobytes(), int(y)) for p, y in zip(stored, labels, strict=True)
     )
@@ -107,7 +120,9 @@ def test_digits_against_scikit_learn_and_torch():
     check_form(data)
     assert data.train_x.shape == (1347, 1, 28, 28) and data.validation_x.shape == (450, 1, 28, 28)
     small = torch.tensor(load_digits().images / 16)[:, None]
-    large = torch.nn.functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False).numpy()
+    large = torch.nn.functional.interpolate(
+        small, size=(28, 28), mode="bilinear", align_corners=False
+    ).numpy()
     order = np.random.default_rng(splits.SPLIT_SEED).permutation(1797)
     assert np.allclose(np.concatenate([data.train_x, data.validation_x]), large[order], atol=1e-6)
     assert np.array_equal(np.r_[data.train_y, data.validation_y], load_digits().target[order])
@@ -129,14 +144,17 @@ def test_uncompressed_idx_files_serve_as_well(real, mnist_copy):
     assert np.array_equal(plain.test_y, real("mnist").test_y)
 
 
-# -- files that are missing, damaged or unreadable --------------------------------------------------
+# -- files that are missing, damaged or unreadable
+# --------------------------------------------------
 
 
 def truncate(content: bytes) -> bytes:
     return content[:-1]
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, lambda content: b"", lambda content: content + b"\0"])
+@pytest.mark.parametrize(
+    "damage", [truncate, flip, lambda content: b"", lambda content: content + b"\0"]
+)
 @pytest.mark.parametrize("check", [verify, load])
 def test_a_damaged_file_is_named_with_both_checksums(damage, check, mnist_copy):
     path = mnist_copy / MNIST_FILES[1]
@@ -144,7 +162,13 @@ def test_a_damaged_file_is_named_with_both_checksums(damage, check, mnist_copy):
     path.write_bytes(wrong)
     with pytest.raises(InputError) as caught:
         check("mnist", mnist_copy)
-    for part in (str(path), "is damaged", hashlib.sha256(wrong).hexdigest(), "3552534a", "delete it"):
+    for part in (
+        str(path),
+        "is damaged",
+        hashlib.sha256(wrong).hexdigest(),
+        "3552534a",
+        "delete it",
+    ):
         assert part in str(caught.value)
 
 
@@ -162,7 +186,9 @@ def test_the_layout_that_was_begun_says_what_is_missing(tmp_path):
     (tmp_path / "CIFAR10/train-00000-of-00001.parquet").touch()
     with pytest.raises(InputError, match=r"needs CIFAR10/test-00000-of-00001\.parquet, not found"):
         verify("cifar10", tmp_path)
-    with pytest.raises(InputError, match=r"needs cifar-10-batches-py/data_batch_1 \(and 6 more\).*does not exist"):
+    with pytest.raises(
+        InputError, match=r"needs cifar-10-batches-py/data_batch_1 \(and 6 more\).*does not exist"
+    ):
         verify("cifar10", NO_FILES)
 
 
@@ -184,7 +210,9 @@ def test_a_file_that_may_not_be_read(mnist_copy, monkeypatch):
         return usual(path, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "open", refuse)
-    with pytest.raises(InputError, match=rf"{MNIST_FILES[0]} cannot be read \(Permission denied\).*right to read"):
+    with pytest.raises(
+        InputError, match=rf"{MNIST_FILES[0]} cannot be read \(Permission denied\).*right to read"
+    ):
         verify("mnist", mnist_copy)
 
 
@@ -200,7 +228,9 @@ def test_a_folder_that_may_not_be_searched(tmp_path, monkeypatch):
 @pytest.mark.parametrize("call", [available, verify, fetch, load])
 def test_a_data_folder_that_is_a_file(call, tmp_path):
     (tmp_path / "data").touch()
-    with pytest.raises(InputError, match=r"data folder .* is a file: set FL_PRIVACY_DATA to a folder"):
+    with pytest.raises(
+        InputError, match=r"data folder .* is a file: set FL_PRIVACY_DATA to a folder"
+    ):
         call("mnist", tmp_path / "data")
 
 

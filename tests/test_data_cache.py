@@ -29,16 +29,23 @@ def tiny(tmp_path, monkeypatch):
         return {"images": decoders.decode_idx(paths[0]), "labels": np.arange(8) % 2}
 
     def build(arrays):
-        return splits.cut_three_to_one(splits.channels_first(arrays["images"]), arrays["labels"], ["even", "odd"])
+        return splits.cut_three_to_one(
+            splits.channels_first(arrays["images"]), arrays["labels"], ["even", "odd"]
+        )
 
     form = Form("tiny-idx", f"sha256:{hashlib.sha256(content).hexdigest()}")
     layout = Layout(((form,),), decode, ("images", "labels"), "Made up.")
-    monkeypatch.setitem(DATASETS, "tiny", Spec("Tiny", "image", (layout,), build, "none", "nobody", "Six and two."))
+    monkeypatch.setitem(
+        DATASETS, "tiny", Spec("Tiny", "image", (layout,), build, "none", "nobody", "Six and two.")
+    )
     return root, calls
 
 
 def same(a, b):
-    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in ("train_x", "train_y", "validation_x", "classes"))
+    return all(
+        np.array_equal(getattr(a, f), getattr(b, f))
+        for f in ("train_x", "train_y", "validation_x", "classes")
+    )
 
 
 def test_a_data_set_is_added_by_one_entry(tiny):
@@ -79,7 +86,9 @@ def test_a_damaged_source_is_not_hidden_by_the_cache(tiny, tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_damaged_cache_is_rebuilt(tiny, tmp_path, data):
     root, cache = tiny[0], tmp_path / "cache"
     shutil.rmtree(cache, ignore_errors=True)  # the folder is shared by all tried examples
@@ -87,7 +96,11 @@ def test_a_damaged_cache_is_rebuilt(tiny, tmp_path, data):
     (file,) = cache.iterdir()
     whole = file.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
-    file.write_bytes(data.draw(st.sampled_from([whole[:at], whole[:at] + b"\xff\xfe" + whole[at + 2 :], b"no zip"])))
+    file.write_bytes(
+        data.draw(
+            st.sampled_from([whole[:at], whole[:at] + b"\xff\xfe" + whole[at + 2 :], b"no zip"])
+        )
+    )
     assert same(load("tiny", root, cache), first)
     assert same(load("tiny", root, cache), first)
 
@@ -103,7 +116,9 @@ def test_a_cache_with_other_arrays_or_a_pickle_is_rebuilt(tiny, tmp_path):
     assert not (tmp_path / "exploded").exists()
 
 
-def test_a_full_disk_or_a_file_in_place_of_the_cache_does_not_stop_loading(tiny, tmp_path, monkeypatch):
+def test_a_full_disk_or_a_file_in_place_of_the_cache_does_not_stop_loading(
+    tiny, tmp_path, monkeypatch
+):
     root, _ = tiny
     (tmp_path / "file").touch()
     first = load("tiny", root, tmp_path / "file")

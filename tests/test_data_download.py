@@ -37,7 +37,11 @@ def fails(error):
     ("name", "where", "wanted"),
     [
         ("mnist", "torchvision.datasets.mnist.download_and_extract_archive", "MNIST/raw"),
-        ("cifar10", "torchvision.datasets.cifar.download_and_extract_archive", "cifar-10-batches-py"),
+        (
+            "cifar10",
+            "torchvision.datasets.cifar.download_and_extract_archive",
+            "cifar-10-batches-py",
+        ),
         ("lfw", "sklearn.datasets.fetch_lfw_people", "LFW/lfw20_32x32.npz"),
         ("adult", "urllib.request.urlopen", "Adult/adult.data and Adult/adult.test"),
         ("bank", "urllib.request.urlopen", "BankMarketing/bank-full.csv"),
@@ -45,7 +49,9 @@ def fails(error):
     ],
 )
 @pytest.mark.parametrize("call", [fetch, load])
-def test_a_failed_download_names_file_folder_and_remedy(call, name, where, wanted, error, tmp_path, monkeypatch):
+def test_a_failed_download_names_file_folder_and_remedy(
+    call, name, where, wanted, error, tmp_path, monkeypatch
+):
     monkeypatch.setattr(where, fails(error))
     with pytest.raises(InputError) as caught:
         call(name, tmp_path / "data")
@@ -100,7 +106,9 @@ def test_a_download_is_verified_and_then_used(data_root, real, tmp_path, monkeyp
 
 def test_a_download_that_brings_nothing_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.MNIST", lambda *args, **kwargs: None)
-    with pytest.raises(InputError, match=r"needs MNIST/raw/train-images-idx3-ubyte.gz \(and 3 more\)"):
+    with pytest.raises(
+        InputError, match=r"needs MNIST/raw/train-images-idx3-ubyte.gz \(and 3 more\)"
+    ):
         load("mnist", tmp_path)
 
 
@@ -116,7 +124,9 @@ def test_faces_from_scikit_learn_are_kept_in_the_order_of_the_file(tmp_path, mon
         assert (min_faces_per_person, color, resize) == (20, True, None)
         (Path(data_home) / "lfw_home").mkdir()
         names = np.array([f"person {k}" for k in range(people)])
-        return types.SimpleNamespace(images=pictures[order], target=labels[order], target_names=names)
+        return types.SimpleNamespace(
+            images=pictures[order], target=labels[order], target_names=names
+        )
 
     monkeypatch.setattr("sklearn.datasets.fetch_lfw_people", deliver)
     data = load("lfw", tmp_path)
@@ -124,7 +134,10 @@ def test_faces_from_scikit_learn_are_kept_in_the_order_of_the_file(tmp_path, mon
     assert "The funneled (aligned) pictures" in data.note
     shuffled = np.random.default_rng(splits.SPLIT_SEED).permutation(80)
     x, y = np.concatenate([data.train_x, data.validation_x]), np.r_[data.train_y, data.validation_y]
-    assert np.array_equal(x[:, 0, 0, 0] * 255, colour[shuffled]) and np.ptp(x, axis=(1, 2, 3)).max() == 0
+    assert (
+        np.array_equal(x[:, 0, 0, 0] * 255, colour[shuffled])
+        and np.ptp(x, axis=(1, 2, 3)).max() == 0
+    )
     assert np.array_equal(y, labels[shuffled])
     assert [p.name for p in tmp_path.iterdir()] == ["LFW"]  # scikit-learn's own folder is gone
     # If a release shuffles otherwise, the faces are at least sorted by person.

@@ -22,24 +22,46 @@ from fl_privacy_lib.data import DATASETS, decoders, load
 def test_checksums_are_those_of_the_folder_and_of_torchvision(data_root):
     from torchvision.datasets import CIFAR10, MNIST
 
-    listed = dict(reversed(line.split()) for line in (data_root / "SHA256SUMS").read_text().splitlines())
-    forms = [f for spec in DATASETS.values() for layout in spec.layouts for fs in layout.files for f in fs]
+    listed = dict(
+        reversed(line.split()) for line in (data_root / "SHA256SUMS").read_text().splitlines()
+    )
+    forms = [
+        f
+        for spec in DATASETS.values()
+        for layout in spec.layouts
+        for fs in layout.files
+        for f in fs
+    ]
     for form in forms:
-        if form.path in listed and not form.path.endswith(".parquet"):  # of these the decoder compares the pixels
+        if form.path in listed and not form.path.endswith(
+            ".parquet"
+        ):  # of these the decoder compares the pixels
             assert form.digest == f"sha256:{listed[form.path]}"
     assert sum(path in listed for path in {form.path for form in forms}) == 11
-    md5_of = {Path(path).name: hashlib.md5((data_root / path).read_bytes()).hexdigest() for path in MNIST_FILES}
+    md5_of = {
+        Path(path).name: hashlib.md5((data_root / path).read_bytes()).hexdigest()
+        for path in MNIST_FILES
+    }
     assert md5_of == dict(MNIST.resources)
-    pickles = {form.path.split("/")[1]: form.digest for form in forms if form.path.startswith("cifar-10")}
-    published = {**dict(CIFAR10.train_list + CIFAR10.test_list), "batches.meta": CIFAR10.meta["md5"]}
+    pickles = {
+        form.path.split("/")[1]: form.digest for form in forms if form.path.startswith("cifar-10")
+    }
+    published = {
+        **dict(CIFAR10.train_list + CIFAR10.test_list),
+        "batches.meta": CIFAR10.meta["md5"],
+    }
     assert pickles == {name: f"md5:{md5}" for name, md5 in published.items()}
 
 
-any_bytes = st_numpy.arrays(np.uint8, st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+any_bytes = st_numpy.arrays(
+    np.uint8, st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
+)
 
 
 @given(array=any_bytes, packed=st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_idx_files_round_trip(array, packed, tmp_path):
     path = tmp_path / "some-idx"
     path.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
@@ -47,11 +69,18 @@ def test_idx_files_round_trip(array, packed, tmp_path):
 
 
 @given(array=any_bytes, data=st.data())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_cut_or_lengthened_idx_file_is_refused(array, data, tmp_path):
     content, path = idx(array), tmp_path / "some-idx"
     cut = data.draw(st.integers(0, len(content) - 1))
-    for wrong in (content[:cut], content + b"\0", gzip.compress(content)[:-5], b"\x01" + content[1:]):
+    for wrong in (
+        content[:cut],
+        content + b"\0",
+        gzip.compress(content)[:-5],
+        b"\x01" + content[1:],
+    ):
         path.write_bytes(wrong)
         with pytest.raises(InputError, match="delete it and get it again"):
             decoders.decode_idx(path)
@@ -71,7 +100,9 @@ def test_parquet_columns_become_images_and_labels(tmp_path):
 
     pixels = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     cells = [{"bytes": png(p), "path": None} for p in pixels]
-    pyarrow.parquet.write_table(pyarrow.table({"img": cells, "label": [3, 1, 2, 0]}), tmp_path / "x.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"img": cells, "label": [3, 1, 2, 0]}), tmp_path / "x.parquet"
+    )
     images, labels = decoders.decode_parquet(tmp_path / "x.parquet", "img", "label")
     assert np.array_equal(images, pixels) and labels.tolist() == [3, 1, 2, 0]
 
@@ -110,9 +141,13 @@ def pickles(tmp_path, monkeypatch):
             "data": rng.integers(0, 256, (2, 3072), dtype=np.uint8),
             "labels": rng.integers(0, 10, 2).tolist(),
         }
-        (folder / name).write_bytes(pickle.dumps({"label_names": ["a"]} if "meta" in name else content))
+        (folder / name).write_bytes(
+            pickle.dumps({"label_names": ["a"]} if "meta" in name else content)
+        )
         md5[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
-    monkeypatch.setattr(CIFAR10, "train_list", [[n, d] for n, d in md5.items() if n.startswith("data")])
+    monkeypatch.setattr(
+        CIFAR10, "train_list", [[n, d] for n, d in md5.items() if n.startswith("data")]
+    )
     monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5["test_batch"]]])
     monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5["batches.meta"]})
     return tmp_path
@@ -145,12 +180,18 @@ def test_another_lfw_file_must_hold_faces(tmp_path):
     path, faces = tmp_path / "x.npz", np.zeros((2, 32, 32, 3), np.uint8)
     for arrays, says in [
         ({"images": faces, "labels": np.array([0, 1])}, "is damaged"),
-        ({"images": faces, "labels": np.array([0, 2]), "names": np.array(["a", "b"])}, "does not hold"),
+        (
+            {"images": faces, "labels": np.array([0, 2]), "names": np.array(["a", "b"])},
+            "does not hold",
+        ),
         (
             {"images": faces[:, :31], "labels": np.array([0, 1]), "names": np.array(["a", "b"])},
             "does not hold",
         ),
-        ({"images": faces[:1], "labels": np.array([0, 1]), "names": np.array(["a", "b"])}, "does not hold"),
+        (
+            {"images": faces[:1], "labels": np.array([0, 1]), "names": np.array(["a", "b"])},
+            "does not hold",
+        ),
     ]:
         np.savez(path, **arrays)
         with pytest.raises(InputError, match=says):

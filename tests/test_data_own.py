@@ -53,8 +53,14 @@ FLOATS = np.full((10, 5, 6), 0.5)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"train_labels": None}, "lacks the array train_labels: it holds train_images, test_images"),
-        ({"train_labels": LABELS[:9]}, r"train_labels of .* has the shape \(9,\).*each of 10 images"),
+        (
+            {"train_labels": None},
+            "lacks the array train_labels: it holds train_images, test_images",
+        ),
+        (
+            {"train_labels": LABELS[:9]},
+            r"train_labels of .* has the shape \(9,\).*each of 10 images",
+        ),
         ({"train_labels": LABELS[:, None]}, "has the shape"),
         ({"train_labels": LABELS.astype(float)}, "is of type float64: labels are integers"),
         ({"train_labels": LABELS - 1}, "runs from -1 to 1"),
@@ -63,7 +69,10 @@ FLOATS = np.full((10, 5, 6), 0.5)
         ({"train_labels": LABELS + 2**40}, "runs from"),
         ({"train_labels": LABELS * 0, "test_labels": np.zeros(4, int)}, "only the label 0"),
         ({"test_labels": np.array([0, 1, 2, 3])}, "No training image .* has the label 3"),
-        ({"train_labels": np.array([0] * 4 + [1] * 4 + [2] * 2)}, "label 2 occurs only in the last fifth"),
+        (
+            {"train_labels": np.array([0] * 4 + [1] * 4 + [2] * 2)},
+            "label 2 occurs only in the last fifth",
+        ),
         (
             {"test_images": archive()["test_images"][:, :4]},
             r"\(3, 5, 6\) and one for the test is \(3, 4, 6\)",
@@ -78,9 +87,15 @@ FLOATS = np.full((10, 5, 6), 0.5)
         ({"train_images": FLOATS * 255}, "from 127.5 to 127.5: floating-point images lie in"),
         ({"train_images": FLOATS - 1}, "from -0.5"),
         ({"train_images": np.full((10, 5, 6), "a")}, "is of type <U1"),
-        ({"train_images": FLOATS[:4], "train_labels": LABELS[:4]}, "has 4 training images: at least 5"),
+        (
+            {"train_images": FLOATS[:4], "train_labels": LABELS[:4]},
+            "has 4 training images: at least 5",
+        ),
         ({"train_images": FLOATS[:0], "train_labels": LABELS[:0]}, "has 0 training images"),
-        ({"test_images": np.full((4, 5, 6, 3), None)}, "array test_images of .* cannot be read .*as numbers"),
+        (
+            {"test_images": np.full((4, 5, 6, 3), None)},
+            "array test_images of .* cannot be read .*as numbers",
+        ),
     ],
 )
 def test_malformed_own_data_is_refused_in_one_sentence(changes, says, tmp_path):
@@ -114,7 +129,10 @@ def test_own_files_of_another_kind(tmp_path):
     for write, says in [
         (lambda: path.write_bytes(b""), "is not a NumPy archive"),
         (lambda: path.write_bytes(b"some text"), "is not a NumPy archive"),
-        (lambda: path.write_bytes(pickle.dumps(Bomb(tmp_path / "exploded"))), "is not a NumPy archive"),
+        (
+            lambda: path.write_bytes(pickle.dumps(Bomb(tmp_path / "exploded"))),
+            "is not a NumPy archive",
+        ),
         (lambda: path.write_bytes(gzip.compress(b"x")), "is not a NumPy archive"),
         (lambda: np.save(path.open("wb"), np.zeros(3)), "holds a single array"),
         (lambda: np.savez(path), "lacks the array train_images: it holds nothing"),
@@ -137,7 +155,9 @@ def test_own_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_own_data_with_any_bytes_changed_load_or_are_refused(tmp_path, data):
     path, stream = tmp_path / "mine.npz", io.BytesIO()
     np.savez(stream, **archive())

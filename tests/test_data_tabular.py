@@ -18,20 +18,49 @@ from hypothesis.extra import numpy as st_numpy
 from sklearn.preprocessing import MinMaxScaler
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data import DATASETS, available, decoders, download, fetch, load, synthetic, tabular, verify
+from fl_privacy_lib.data import (
+    DATASETS,
+    available,
+    decoders,
+    download,
+    fetch,
+    load,
+    synthetic,
+    tabular,
+    verify,
+)
 from fl_privacy_lib.data.splits import SPLIT_SEED
 
 NO_FILES = Path("/nowhere")
 TABLES = ("adult", "adult_123", "bank", "kdd99")
 ADULT = [
-    ("age", None), ("workclass", 8), ("fnlwgt", None), ("education", 16), ("education-num", None),
-    ("marital-status", 7), ("occupation", 14), ("relationship", 6), ("race", 5), ("sex", 2), ("capital-gain", None),
-    ("capital-loss", None), ("hours-per-week", None), ("native-country", 41),
-]  # fmt: skip
-BINS = {"age": 5, "fnlwgt": 5, "education-num": 5, "capital-gain": 2, "capital-loss": 2, "hours-per-week": 5}
+    ("age", None),
+    ("workclass", 8),
+    ("fnlwgt", None),
+    ("education", 16),
+    ("education-num", None),
+    ("marital-status", 7),
+    ("occupation", 14),
+    ("relationship", 6),
+    ("race", 5),
+    ("sex", 2),
+    ("capital-gain", None),
+    ("capital-loss", None),
+    ("hours-per-week", None),
+    ("native-country", 41),
+]
+BINS = {
+    "age": 5,
+    "fnlwgt": 5,
+    "education-num": 5,
+    "capital-gain": 2,
+    "capital-loss": 2,
+    "hours-per-week": 5,
+}
 
-# Rows of LIBSVM's a9a, as several public repositories hold it: position in adult.data, label, columns counted from 0.
-# Most lie at an edge of a bin: ages 25, 26, 40, 41, 50; weights up to 1,000 from a quintile; 35, 41 and 47 hours.
+# Rows of LIBSVM's a9a, as several public repositories hold it: position in adult.data, label,
+# columns counted from 0. Most lie at an edge of a bin: ages 25, 26, 40, 41, 50; weights up to 1,000
+# from a quintile; 35, 41 and 47 hours.
 A9A = """
 0 -1 2 10 13 18 38 41 54 63 66 72 74 75 79 82
 1 -1 4 6 13 18 38 39 50 62 66 72 73 75 77 82
@@ -67,7 +96,8 @@ def adult(data_root):
     files = [(data_root / "Adult/adult.data", 0), (data_root / "Adult/adult.test", 1)]
     names = [name for name, _ in ADULT] + ["label"]
     frames = [
-        pd.read_csv(path, names=names, skiprows=skip, skipinitialspace=True, na_values="?") for path, skip in files
+        pd.read_csv(path, names=names, skiprows=skip, skipinitialspace=True, na_values="?")
+        for path, skip in files
     ]
     return pd.concat(frames, ignore_index=True)
 
@@ -86,7 +116,8 @@ def scaled(x, train):
     return MinMaxScaler(clip=True).fit(x[order[:train]]).transform(x)
 
 
-# -- what is in each set ----------------------------------------------------------------------------
+# -- what is in each set
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,9 +133,19 @@ def scaled(x, train):
 )
 def test_sizes_classes_and_rows(name, parts, columns, counts, rows, real):
     data = real(name)
-    assert data.kind == "tabular" and data.n_classes == 2 and data.title and data.licence and data.source
+    assert (
+        data.kind == "tabular"
+        and data.n_classes == 2
+        and data.title
+        and data.licence
+        and data.source
+    )
     assert (len(data.train_y), len(data.validation_y), len(data.test_y)) == (*parts, 0)
-    for x, y in [(data.train_x, data.train_y), (data.validation_x, data.validation_y), (data.test_x, data.test_y)]:
+    for x, y in [
+        (data.train_x, data.train_y),
+        (data.validation_x, data.validation_y),
+        (data.test_x, data.test_y),
+    ]:
         assert x.dtype == np.float32 and y.dtype == np.int64 and x.flags.c_contiguous
         assert len(x) == len(y) and x.shape[1:] == data.example_shape == (columns,)
         assert np.isfinite(x).all()
@@ -113,7 +154,8 @@ def test_sizes_classes_and_rows(name, parts, columns, counts, rows, real):
         assert tuple(np.bincount(np.r_[data.train_y, data.validation_y])) == counts
     for number in parts:
         assert f"{number:,}" in data.note
-    # The first three records stay the same, so that a recording can be told from one of another version.
+    # The first three records stay the same, so that a recording can be told from one of another
+    # version.
     assert hashlib.sha256(data.train_x[:3].tobytes()).hexdigest()[:16] == rows
 
 
@@ -127,7 +169,8 @@ def test_sizes_are_those_of_the_papers(real):
         assert columns in (None, data.example_shape[0])
 
 
-# -- Adult ------------------------------------------------------------------------------------------
+# -- Adult
+# ------------------------------------------------------------------------------------------
 
 
 def test_adult_against_pandas(real, adult):
@@ -158,11 +201,14 @@ def test_adult_123_against_pandas(real, adult):
     x, y = in_file_order(real("adult_123"))
     edges = dict(zip(BINS, tabular.ADULT_EDGES, strict=True))
     bins = [
-        pd.get_dummies(pd.cut(adult[name], [-np.inf, *edges[name], np.inf], right=False)).to_numpy() for name in BINS
+        pd.get_dummies(pd.cut(adult[name], [-np.inf, *edges[name], np.inf], right=False)).to_numpy()
+        for name in BINS
     ]
     dummies = pd.get_dummies(adult[[name for name, size in ADULT if size]])
     assert np.array_equal(x, np.hstack([*bins, dummies.to_numpy()]).astype(np.float32))
-    assert [b.shape[1] for b in bins] == list(BINS.values()) and all(b.any(axis=0).all() for b in bins)
+    assert [b.shape[1] for b in bins] == list(BINS.values()) and all(
+        b.any(axis=0).all() for b in bins
+    )
     assert np.array_equal(y, in_file_order(real("adult"))[1])
     assert int(x[:32_561].sum()) == 451_592  # the non-zero entries of a9a
 
@@ -180,7 +226,9 @@ def a9a_columns(data_root):
             bins_at += BINS[name]
         else:
             assert len(listed[name]) == size
-            places += [categories_at + sorted(listed[name]).index(category) for category in listed[name]]
+            places += [
+                categories_at + sorted(listed[name]).index(category) for category in listed[name]
+            ]
             categories_at += size
     return np.array(places)
 
@@ -196,10 +244,14 @@ def test_adult_123_gives_the_published_rows_of_a9a(real, data_root):
     bins = {*range(5), *range(13, 18), *range(34, 39), *range(73, 82)}
     assert bins <= {column for _, _, *columns in lines for column in columns}
     # As text ("-1 3:1 11:1 ... \n"), a9a and its test part are 3,494,503 characters together.
-    assert ours @ [len(f" {column}:1") for column in range(1, 124)] @ np.ones(48_842) + 48_842 * 4 == 3_494_503
+    assert (
+        ours @ [len(f" {column}:1") for column in range(1, 124)] @ np.ones(48_842) + 48_842 * 4
+        == 3_494_503
+    )
 
 
-# -- Bank -------------------------------------------------------------------------------------------
+# -- Bank
+# -------------------------------------------------------------------------------------------
 
 
 def test_bank_against_pandas(real, data_root):
@@ -208,7 +260,16 @@ def test_bank_against_pandas(real, data_root):
     labels = frame.pop("y")
     frame["month"] = pd.to_datetime(frame["month"], format="%b").dt.month
     numbers = frame.select_dtypes("number")
-    assert list(numbers) == ["age", "balance", "day", "month", "duration", "campaign", "pdays", "previous"]
+    assert list(numbers) == [
+        "age",
+        "balance",
+        "day",
+        "month",
+        "duration",
+        "campaign",
+        "pdays",
+        "previous",
+    ]
     dummies = pd.get_dummies(frame.drop(columns=list(numbers)), drop_first=True)
     assert dummies.shape[1] == 24 and "default_yes" in dummies and "job_admin." not in dummies
     expected = scaled(np.hstack([numbers.to_numpy(float), dummies.to_numpy(float)]), 33_908)
@@ -216,7 +277,8 @@ def test_bank_against_pandas(real, data_root):
     assert np.array_equal(y, labels == "yes")
 
 
-# -- KDD Cup 99 -------------------------------------------------------------------------------------
+# -- KDD Cup 99
+# -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +294,16 @@ def test_kdd99_against_pandas(real, kdd_lines):
     frame = pd.read_csv(io.StringIO("\n".join(kdd_lines[i] for i in drawn)), header=None)
     assert np.array_equal(y, frame.pop(41) != "normal.")
     categories = pd.get_dummies(frame[[1, 2, 3]].astype(str))
-    expected = scaled(np.hstack([frame.drop(columns=[1, 2, 3]).to_numpy(float), categories.to_numpy(float)]), 52_500)
+    expected = scaled(
+        np.hstack([frame.drop(columns=[1, 2, 3]).to_numpy(float), categories.to_numpy(float)]),
+        52_500,
+    )
     assert np.allclose(x, expected, atol=1e-6)
     # The note's "most records are copies of others".
-    assert len({kdd_lines[i] for i in drawn}) < 35_000 and "Most records are copies" in real("kdd99").note
+    assert (
+        len({kdd_lines[i] for i in drawn}) < 35_000
+        and "Most records are copies" in real("kdd99").note
+    )
 
 
 def test_kdd99_columns_depend_on_the_draw(kdd_lines):
@@ -250,17 +318,24 @@ def test_kdd99_columns_depend_on_the_draw(kdd_lines):
     assert min(sizes) >= 111 and max(sizes) <= 117 and sizes[114] >= 4
 
 
-# -- the pieces -------------------------------------------------------------------------------------
+# -- the pieces
+# -------------------------------------------------------------------------------------
 
 
 @given(
-    st_numpy.arrays(np.int16, st.tuples(st.integers(1, 8), st.integers(1, 4)), elements=st.integers(-1, 4)),
+    st_numpy.arrays(
+        np.int16, st.tuples(st.integers(1, 8), st.integers(1, 4)), elements=st.integers(-1, 4)
+    ),
     st.sampled_from([0, 1]),
 )
 def test_one_hot_sets_one_column_for_each_known_code(codes, first):
     columns = tabular.one_hot(codes, first)
     naive = [
-        [codes[i, q] == code for q in range(codes.shape[1]) for code in range(first, codes[:, q].max() + 1)]
+        [
+            codes[i, q] == code
+            for q in range(codes.shape[1])
+            for code in range(first, codes[:, q].max() + 1)
+        ]
         for i in range(len(codes))
     ]
     assert columns.tolist() == naive
@@ -270,7 +345,13 @@ def test_one_hot_sets_one_column_for_each_known_code(codes, first):
 words = st.sampled_from(["?", "a", "b", "c"])
 
 
-@given(st.lists(st.tuples(words, st.integers(-5, 5), words, st.sampled_from(["no", "yes"])), min_size=1, max_size=9))
+@given(
+    st.lists(
+        st.tuples(words, st.integers(-5, 5), words, st.sampled_from(["no", "yes"])),
+        min_size=1,
+        max_size=9,
+    )
+)
 def test_table_keeps_every_value(records):
     rows = [[str(value) for value in record] for record in records]
     arrays = tabular.table(rows, [0, 2], ["yes"])
@@ -278,10 +359,13 @@ def test_table_keeps_every_value(records):
     assert arrays["y"].tolist() == [int(record[3] == "yes") for record in records]
     for q, j in enumerate((0, 2)):
         names = sorted({row[j] for row in rows} - {"?"})
-        assert ["?" if code < 0 else names[code] for code in arrays["codes"][:, q]] == [row[j] for row in rows]
+        assert ["?" if code < 0 else names[code] for code in arrays["codes"][:, q]] == [
+            row[j] for row in rows
+        ]
 
 
-# -- synthetic --------------------------------------------------------------------------------------
+# -- synthetic
+# --------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 99), st.floats(0, 1), st.floats(0, 1), st.booleans())
@@ -339,7 +423,9 @@ def test_shared_magnitudes_keep_the_classes_separable():
 )
 def test_sparse_normal_refuses_what_has_no_meaning(values, says):
     with pytest.raises(InputError, match=says):
-        synthetic.sparse_normal(**{"records": 3, "columns": 2, "rng": np.random.default_rng(0)} | values)
+        synthetic.sparse_normal(
+            **{"records": 3, "columns": 2, "rng": np.random.default_rng(0)} | values
+        )
 
 
 def test_synthetic_sets_need_no_files_and_come_out_the_same(real):
@@ -349,7 +435,8 @@ def test_synthetic_sets_need_no_files_and_come_out_the_same(real):
     assert np.array_equal(again.validation_y, real("syn_l").validation_y)
 
 
-# -- files, downloads, cache ------------------------------------------------------------------------
+# -- files, downloads, cache
+# ------------------------------------------------------------------------
 
 
 def copy_of(name, data_root, folder):
@@ -366,11 +453,15 @@ def test_missing_and_damaged_files_are_named(name, data_root, tmp_path):
     verify(name, tmp_path)
     content = (tmp_path / paths[-1]).read_bytes()
     (tmp_path / paths[-1]).write_bytes(content[:-1])
-    with pytest.raises(InputError, match=rf"{re.escape(paths[-1])} is damaged: its SHA-256 is .* delete it"):
+    with pytest.raises(
+        InputError, match=rf"{re.escape(paths[-1])} is damaged: its SHA-256 is .* delete it"
+    ):
         load(name, tmp_path)
     (tmp_path / paths[-1]).unlink()
     assert not available(name, tmp_path)
-    with pytest.raises(InputError, match=rf"needs {re.escape(paths[-1])}, not found in .*FL_PRIVACY_DATA.*fetch"):
+    with pytest.raises(
+        InputError, match=rf"needs {re.escape(paths[-1])}, not found in .*FL_PRIVACY_DATA.*fetch"
+    ):
         verify(name, tmp_path)
 
 
@@ -380,7 +471,9 @@ def test_a_second_load_decodes_nothing(name, real, data_root, tmp_path, monkeypa
     load(name, data_root, tmp_path)
     monkeypatch.setattr(tabular, "table", lambda *a: pytest.fail("decoded again"))
     again = load(name, data_root, tmp_path)
-    assert np.array_equal(first.train_x, again.train_x) and np.array_equal(first.validation_y, again.validation_y)
+    assert np.array_equal(first.train_x, again.train_x) and np.array_equal(
+        first.validation_y, again.validation_y
+    )
 
 
 @pytest.mark.parametrize("name", ["adult", "bank", "kdd99"])
@@ -408,7 +501,8 @@ def test_a_download_ends_as_the_same_files(name, data_root, tmp_path, monkeypatc
     }
 
 
-# -- CIFAR-10 in other Parquet files ----------------------------------------------------------------
+# -- CIFAR-10 in other Parquet files
+# ----------------------------------------------------------------
 
 
 def parquet(path, images, labels, level, compression="snappy"):
@@ -422,20 +516,27 @@ def parquet(path, images, labels, level, compression="snappy"):
         Image.fromarray(pixels).save(stream, "PNG", compress_level=level)
         cells.append({"bytes": stream.getvalue(), "path": None})
     path.parent.mkdir(exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table({"img": cells, "label": labels}), path, compression=compression)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"img": cells, "label": labels}), path, compression=compression
+    )
 
 
 def test_the_pixels_asked_for_are_the_published_ones(data_root):
     (published,) = re.findall(r"sha256 of the decoded training pixels.*\n\s+([0-9a-f]{64})", (
         data_root / "README.md"
     ).read_text())  # fmt: skip
-    assert decoders.CIFAR_CONTENT["train"][:1] == (50_000,) and decoders.CIFAR_CONTENT["train"][1][0] == published
+    assert (
+        decoders.CIFAR_CONTENT["train"][:1] == (50_000,)
+        and decoders.CIFAR_CONTENT["train"][1][0] == published
+    )
 
 
 def test_other_parquet_files_serve_if_their_content_is_the_same(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (6, 32, 32, 3), np.uint8), rng.integers(0, 10, 6)
-    digests = tuple(hashlib.sha256(a[:4].astype(np.uint8).tobytes()).hexdigest() for a in (images, labels))
+    digests = tuple(
+        hashlib.sha256(a[:4].astype(np.uint8).tobytes()).hexdigest() for a in (images, labels)
+    )
     monkeypatch.setattr(decoders, "CIFAR_CONTENT", {"train": (4, digests), "test": (4, digests)})
     paths = [tmp_path / forms[0].path for forms in DATASETS["cifar10"].layouts[1].files]
     files = set()
@@ -445,7 +546,9 @@ def test_other_parquet_files_serve_if_their_content_is_the_same(tmp_path, monkey
         files.add(paths[0].read_bytes())
         verify("cifar10", tmp_path)
         arrays = decoders.decode_cifar_parquet(paths)
-        assert np.array_equal(arrays["train_images"], images[:4]) and np.array_equal(arrays["test_images"], images)
+        assert np.array_equal(arrays["train_images"], images[:4]) and np.array_equal(
+            arrays["test_images"], images
+        )
         assert np.array_equal(arrays["test_labels"], labels)
     assert len(files) == 3
     changed = images.copy()
@@ -453,7 +556,9 @@ def test_other_parquet_files_serve_if_their_content_is_the_same(tmp_path, monkey
     for wrong, what in [((changed, labels), "pixels"), ((images, (labels + 1) % 10), "labels"),
                         ((images[::-1], labels), "pixels"), ((images[:3], labels[:3]), "pixels")]:  # fmt: skip
         parquet(paths[1], *wrong, 6)
-        with pytest.raises(InputError, match=f"test-00000.* the SHA-256 of the {what} .*get a copy") as caught:
+        with pytest.raises(
+            InputError, match=f"test-00000.* the SHA-256 of the {what} .*get a copy"
+        ) as caught:
             load("cifar10", tmp_path)
         assert "\n" not in str(caught.value) and digests[what == "labels"] in str(caught.value)
 
@@ -463,6 +568,8 @@ def test_a_damaged_parquet_file_is_refused_in_one_sentence(content, tmp_path):
     for forms in DATASETS["cifar10"].layouts[1].files:
         (tmp_path / forms[0].path).parent.mkdir(exist_ok=True)
         (tmp_path / forms[0].path).write_bytes(content)
-    with pytest.raises(InputError, match=r"train-00000.* cannot be decoded .*delete it and get it again\.$") as caught:
+    with pytest.raises(
+        InputError, match=r"train-00000.* cannot be decoded .*delete it and get it again\.$"
+    ) as caught:
         load("cifar10", tmp_path)
     assert "\n" not in str(caught.value)

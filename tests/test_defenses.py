@@ -1,4 +1,4 @@
-"""Defences: the laws of clipping, the size and independence of noise, and what each method fills."""
+"""Defences: the distributions of clipping, the size and independence of noise, and what each method fills."""
 
 import math
 
@@ -43,7 +43,9 @@ def uncorrelated(one, other):
 def arrays(scale):
     # nothing between 0 and 1e-6: the squares of far smaller numbers are no normal floats
     numbers = st.floats(-scale, scale).map(lambda v: v if abs(v) > 1e-6 else 0.0)
-    pair = st.tuples(*(hnp.arrays("float64", shape, elements=numbers) for shape in ((2, 3, 4), (2, 3, 2, 2))))
+    pair = st.tuples(
+        *(hnp.arrays("float64", shape, elements=numbers) for shape in ((2, 3, 4), (2, 3, 2, 2)))
+    )
     return pair.map(lambda p: {"a": torch.from_numpy(p[0]), "b": torch.from_numpy(p[1])})
 
 
@@ -60,7 +62,9 @@ def test_clipping_equals_the_formula_row_by_row(gradient, rule):
             row = {name: g[client, example] for name, g in gradient.items()}
             expected = naive_clip(row, rule.clip_norm, rule.scope)
             for name in row:
-                torch.testing.assert_close(clipped[name][client, example], expected[name], rtol=1e-9, atol=0)
+                torch.testing.assert_close(
+                    clipped[name][client, example], expected[name], rtol=1e-9, atol=0
+                )
 
 
 @given(gradients, rules)
@@ -86,14 +90,19 @@ def test_clipping_bounds_shrinks_keeps_direction_and_is_idempotent(gradient, rul
 @settings(max_examples=60, deadline=None)
 def test_what_is_short_enough_is_left_alone(gradient, scope):
     norms = layer_norms(gradient, 2)
-    enough = float(torch.stack(list(norms.values())).square().sum(0).sqrt().max()) * (1 + 1e-9) + 1e-3
+    enough = (
+        float(torch.stack(list(norms.values())).square().sum(0).sqrt().max()) * (1 + 1e-9) + 1e-3
+    )
     clipped = Clip(enough, scope)(gradient, leading=2)
     assert all(torch.equal(clipped[name], gradient[name]) for name in gradient)
 
 
 @pytest.mark.parametrize("scope", ["layer", "all"])
 def test_a_zero_gradient_stays_zero_and_can_be_differentiated(scope):
-    zero = {"a": torch.zeros(1, 2, 3, requires_grad=True), "b": torch.zeros(1, 2, 2, 2, requires_grad=True)}
+    zero = {
+        "a": torch.zeros(1, 2, 3, requires_grad=True),
+        "b": torch.zeros(1, 2, 2, 2, requires_grad=True),
+    }
     clipped = Clip(4.0, scope)(zero, leading=2)
     assert not any(v.any() for v in clipped.values())
     total = torch.cat([v.flatten() for v in clipped.values()]).sum()
@@ -104,7 +113,9 @@ def test_a_zero_gradient_stays_zero_and_can_be_differentiated(scope):
 def test_scope_decides_what_is_bounded():
     gradient = {"a": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([[0.0, 4.0]])}
     layer, whole = Clip(1.0)(gradient, leading=1), Clip(1.0, "all")(gradient, leading=1)
-    assert flat(layer).norm() == pytest.approx(math.sqrt(2)) and flat(whole).norm() == pytest.approx(1)
+    assert flat(layer).norm() == pytest.approx(math.sqrt(2)) and flat(
+        whole
+    ).norm() == pytest.approx(1)
     assert whole["a"][0, 0] / whole["b"][0, 1] == pytest.approx(3 / 4)
 
 
@@ -120,7 +131,9 @@ def test_a_scalar_parameter_is_a_tensor_too():
 @given(st.floats(0, 50), st.floats(1e-3, 50), st.integers(1, 600))
 @settings(max_examples=50, deadline=None)
 def test_mean_std_of_the_three_divisors(noise_scale, bound, batch):
-    root, whole, none = (mean_std(noise_scale, bound, batch, how) for how in ("sqrt_batch", "batch", "none"))
+    root, whole, none = (
+        mean_std(noise_scale, bound, batch, how) for how in ("sqrt_batch", "batch", "none")
+    )
     assert none == pytest.approx(noise_scale * bound)
     assert (root * math.sqrt(batch), whole * batch) == pytest.approx((none, none))
 
@@ -163,10 +176,14 @@ def test_noise_on_the_batch_mean_has_mean_std(noise_at, divide_by, batch_size):
 
 def test_each_place_divides_by_default_as_its_source_does():
     printed = fed_cdp(clip_norm=0.7, noise_scale=3.0)
-    assert printed == fed_cdp("example", clip_norm=0.7, noise_scale=3.0) and printed.per_batch is None
+    assert (
+        printed == fed_cdp("example", clip_norm=0.7, noise_scale=3.0) and printed.per_batch is None
+    )
     tap = Tap("batch", 1)
     assert of_std(noise_of(printed, plan_of(), [tap])[tap], 2.1 / 2)
-    assert of_std(noise_of(fed_cdp("batch", clip_norm=0.7, noise_scale=3.0), plan_of(), [tap])[tap], 2.1 / 4)
+    assert of_std(
+        noise_of(fed_cdp("batch", clip_norm=0.7, noise_scale=3.0), plan_of(), [tap])[tap], 2.1 / 4
+    )
 
 
 @pytest.mark.parametrize("divide_by", DIVISORS)
@@ -202,7 +219,8 @@ def test_a_poisson_batch_of_any_size_carries_mean_std_or_is_refused(noise_at):
     except InputError:
         return
     for tap, size in zip(taps, sizes, strict=True):
-        # the gradient itself, at most 0.7 · 2 a tensor, is lost in a sum of squares of 78,200 · 4.41
+        # the gradient itself, at most 0.7 · 2 a tensor, is lost in a sum of squares of 78,200 ·
+        # 4.41
         assert of_std(flat(values[tap]), 2.1), f"a batch of {size}"
 
 
@@ -215,7 +233,9 @@ def test_noise_is_fresh_for_every_client_iteration_and_round():
             assert all(uncorrelated(flat(values[tap]), flat(values[other])) for other in taps[:i])
 
 
-@pytest.mark.parametrize("noise_at, tap", [("client", Tap("update", 1)), ("server", Tap("received", 1))])
+@pytest.mark.parametrize(
+    "noise_at, tap", [("client", Tap("update", 1)), ("server", Tap("received", 1))]
+)
 @pytest.mark.parametrize("participants", [None, 4])
 def test_fed_sdp_noises_the_update_and_its_mean_as_it_says(noise_at, tap, participants):
     defense = fed_sdp(noise_at, clip_norm=0.7, noise_scale=3.0, participants=participants)

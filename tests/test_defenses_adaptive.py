@@ -13,9 +13,23 @@ from oracles import WRONG_ALARM
 from scipy import stats
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses import Clip, Defense, adaclip, fed_alpha_cdp, median_clipped, quantile_clipped
+from fl_privacy_lib.defenses import (
+    Clip,
+    Defense,
+    adaclip,
+    fed_alpha_cdp,
+    median_clipped,
+    quantile_clipped,
+)
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.adaptive import BOUND, AdaptiveClip, AdaptiveNoise, LargestNorm, MedianNorm, QuantileNorm
+from fl_privacy_lib.defenses.adaptive import (
+    BOUND,
+    AdaptiveClip,
+    AdaptiveNoise,
+    LargestNorm,
+    MedianNorm,
+    QuantileNorm,
+)
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.defenses.route import ClientContext
 from fl_privacy_lib.federated import Tap, simulate
@@ -54,20 +68,30 @@ def test_fed_alpha_cdp_adds_the_noise_of_its_reading(reading, tap, share):
     model, train, partition = setting()
     index = partition.indices[1][plan_of(local_iterations=1).batches(1, 8, 0)[0]]
     weights = {name: p.detach()[None] for name, p in model.named_parameters()}
-    norms = layer_norms(example_gradients(model, weights, train[0][index][None], train[1][index][None]), 2)
+    norms = layer_norms(
+        example_gradients(model, weights, train[0][index][None], train[1][index][None]), 2
+    )
     rows = [{name: float(n[0, j]) for name, n in norms.items()} for j in range(4)]
-    level = naive_levels(rows, 32.0, "mean", 0.1) if reading == "code" else naive_levels(rows, 0.6, "max", 0.0)
+    level = (
+        naive_levels(rows, 32.0, "mean", 0.1)
+        if reading == "code"
+        else naive_levels(rows, 0.6, "max", 0.0)
+    )
     assert of_std(seen, 3.0 * level * share)
     assert not of_std(seen, 1.05 * 3.0 * level * share)
     at_example = Tap("example", 1)
     bare = noise_of(defense, plan_of(local_iterations=1), [at_example])[at_example]
-    assert bool(bare.any()) == (reading == "example")  # the other readings leave a type-2 adversary no noise
+    assert bool(bare.any()) == (
+        reading == "example"
+    )  # the other readings leave a type-2 adversary no noise
 
 
 def test_both_printed_readings_are_one_law_on_the_batch_mean_if_divided_alike():
     tap = Tap("batch", 2)
     one = noise_of(fed_alpha_cdp("example", noise_scale=2.0), plan_of(), [tap])[tap].numpy()
-    other = noise_of(fed_alpha_cdp("batch", noise_scale=2.0, divide_by="sqrt_batch"), plan_of(), [tap])[tap].numpy()
+    other = noise_of(
+        fed_alpha_cdp("batch", noise_scale=2.0, divide_by="sqrt_batch"), plan_of(), [tap]
+    )[tap].numpy()
     assert stats.ks_2samp(one, other).pvalue > WRONG_ALARM
     assert stats.ks_2samp(one, 1.1 * other).pvalue < WRONG_ALARM  # the test can tell
 
@@ -82,7 +106,8 @@ def test_noise_on_the_batch_has_the_same_level_in_the_fast_engine():
         for engine in ("generic", "stacked"):
             run = simulate(model, train, partition, plan, defense, taps=[tap], engine=engine)
             spreads.append(float(flat(run.observations[tap].values).std()))
-        # 78,200 coordinates: the ratio's relative deviation is 1/√78,200 = 0.36 %, so six of them are 2.2 %
+        # 78,200 coordinates: the ratio's relative deviation is 1/√78,200 = 0.36 %, so six of them
+        # are 2.2 %
         assert spreads[0] == pytest.approx(spreads[1], rel=0.022)
 
 
@@ -101,7 +126,9 @@ def test_the_median_is_numpys_and_half_of_the_examples_keep_their_norm(seed, bat
         for client in range(2):
             for j in range(batch):
                 factor = min(1.0, expected[client] / compared[name][client, j])
-                torch.testing.assert_close(clipped[name][client, j], gradients[name][client, j] * factor)
+                torch.testing.assert_close(
+                    clipped[name][client, j], gradients[name][client, j] * factor
+                )
 
 
 @pytest.mark.parametrize("noise_at", ["example", "batch"])
@@ -121,7 +148,9 @@ def test_median_noise_has_each_tensors_own_level(noise_at):
             assert of_std(noise, std) and not of_std(noise, 1.15 * std)
 
 
-@pytest.mark.parametrize("rule", [LargestNorm(Clip(3.0), "mean", 0.1), LargestNorm(), MedianNorm("all")])
+@pytest.mark.parametrize(
+    "rule", [LargestNorm(Clip(3.0), "mean", 0.1), LargestNorm(), MedianNorm("all")]
+)
 def test_an_empty_batch_has_the_least_level(rule):
     noisy = AdaptiveNoise(rule, 1.0)({"w": torch.zeros(1, 5000)}, context(batch_size=1))
     floor = getattr(rule, "floor", 0.0)
@@ -189,7 +218,10 @@ def _cut(row, bounds, scope, within):
 
 def test_the_bound_settles_at_the_quantile_of_norms_that_stay():
     norms = np.linspace(1.0, 3.0, 201)
-    rule, state = QuantileNorm(Clip(9.0, "all"), target=0.25, rate=0.2, count_scale=0.0), {BOUND: [9.0]}
+    rule, state = (
+        QuantileNorm(Clip(9.0, "all"), target=0.25, rate=0.2, count_scale=0.0),
+        {BOUND: [9.0]},
+    )
     for round in range(200):
         ctx = context(batch_size=201, state=state)
         ctx.round = round
@@ -213,7 +245,9 @@ def test_counts_carry_their_noise_and_the_bound_its_own():
     noise = noise_of(quantile_clipped(clip_norm=0.5, noise_scale=3.0), plan_of(), [tap])[tap]
     assert of_std(noise, 3.0 * 0.5 / 4)
     tap = Tap("update", 1)
-    noise = noise_of(quantile_clipped("per_client", clip_norm=0.5, noise_scale=3.0), plan_of(), [tap])[tap]
+    noise = noise_of(
+        quantile_clipped("per_client", clip_norm=0.5, noise_scale=3.0), plan_of(), [tap]
+    )[tap]
     assert of_std(noise, 1.5)
 
 
@@ -243,7 +277,10 @@ def test_a_report_made_on_arrival_reaches_the_aggregate_beside_the_clients_own()
         return values
 
     model, train, partition = setting()
-    plan, defense = plan_of(rounds=2, participants=3), Defense("x", None, None, at_client, at_server, aggregate)
+    plan, defense = (
+        plan_of(rounds=2, participants=3),
+        Defense("x", None, None, at_client, at_server, aggregate),
+    )
     for engine in ("generic", "stacked"):
         seen.clear()
         simulate(model, train, partition, plan, defense, engine=engine)
@@ -256,30 +293,48 @@ def test_a_report_made_on_arrival_reaches_the_aggregate_beside_the_clients_own()
 
 
 def test_adaclip_equals_a_loop_over_iterations_and_examples():
-    defense = adaclip(clip_norm=0.3, noise_scale=0.0, mean_decay=0.6, spread_decay=0.7, floor=1e-6, ceiling=0.5)
+    defense = adaclip(
+        clip_norm=0.3, noise_scale=0.0, mean_decay=0.6, spread_decay=0.7, floor=1e-6, ceiling=0.5
+    )
     model, train, partition = setting()
     plan = plan_of(local_iterations=3, rounds=2)  # two rounds: the moments begin anew
     taps = [Tap("batch", 1, 1, i) for i in range(3)] + [Tap("example", 1, 1, 2)]
     run = simulate(model, train, partition, plan, defense, taps=taps)
     start = run.observations[taps[0]].weights
     d = sum(w.numel() for w in start.values())
-    mean, spread, weights = np.zeros(d), np.full(d, 0.3 / math.sqrt(d)), {n: w.clone() for n, w in start.items()}
+    mean, spread, weights = (
+        np.zeros(d),
+        np.full(d, 0.3 / math.sqrt(d)),
+        {n: w.clone() for n, w in start.items()},
+    )
     for i, batch in enumerate(plan.batches(1, 8, 1)):
         index = partition.indices[1][batch]
         found = example_gradients(
-            model, {n: w[None] for n, w in weights.items()}, train[0][index][None], train[1][index][None]
+            model,
+            {n: w[None] for n, w in weights.items()},
+            train[0][index][None],
+            train[1][index][None],
         )
-        rows = [np.concatenate([g[0, j].double().numpy().ravel() for g in found.values()]) for j in range(4)]
+        rows = [
+            np.concatenate([g[0, j].double().numpy().ravel() for g in found.values()])
+            for j in range(4)
+        ]
         b = np.sqrt(spread * spread.sum())
         whitened = [(row - mean) / b for row in rows]
         done = [mean + b * w / max(1.0, np.linalg.norm(w)) for w in whitened]
         average = sum(done) / 4
-        np.testing.assert_allclose(flat(run.observations[taps[i]].values).numpy(), average, rtol=2e-3, atol=2e-6)
+        np.testing.assert_allclose(
+            flat(run.observations[taps[i]].values).numpy(), average, rtol=2e-3, atol=2e-6
+        )
         variance = np.clip((average - mean) ** 2, 1e-6, 0.5)
         mean, spread = 0.6 * mean + 0.4 * average, np.sqrt(0.7 * spread**2 + 0.3 * variance)
         parts = torch.from_numpy(average).float().split([w.numel() for w in weights.values()])
-        weights = {n: w - 0.1 * p.view(w.shape) for p, (n, w) in zip(parts, weights.items(), strict=True)}
-    shown = torch.cat([v.flatten(1).double() for v in run.observations[taps[3]].values.values()], 1).numpy()
+        weights = {
+            n: w - 0.1 * p.view(w.shape) for p, (n, w) in zip(parts, weights.items(), strict=True)
+        }
+    shown = torch.cat(
+        [v.flatten(1).double() for v in run.observations[taps[3]].values.values()], 1
+    ).numpy()
     np.testing.assert_allclose(shown, np.stack(done), rtol=2e-3, atol=2e-6)
 
 
@@ -308,11 +363,19 @@ def test_adaclip_noise_is_scaled_by_coordinate_and_taken_off_the_variance():
 def test_an_example_of_adaclip_moves_the_scaled_mean_by_at_most_two(seed, far):
     gradients = random_gradients(1, 3, seed, 5.0)
     rule = AdaClip(1.0)
-    means = {"a": torch.full((1, 4, 5), far, dtype=torch.float64), "b": torch.full((1,), far, dtype=torch.float64)}
+    means = {
+        "a": torch.full((1, 4, 5), far, dtype=torch.float64),
+        "b": torch.full((1,), far, dtype=torch.float64),
+    }
     g = torch.Generator().manual_seed(seed)
-    spreads = {n: 0.1 + torch.rand(m.shape, generator=g, dtype=torch.float64) for n, m in means.items()}
+    spreads = {
+        n: 0.1 + torch.rand(m.shape, generator=g, dtype=torch.float64) for n, m in means.items()
+    }
     ctx = context(state={"adaclip": (means, spreads)})
-    empty = {name: v * torch.tensor([0.0, 1.0, 1.0]).view(1, 3, *[1] * (v.dim() - 2)) for name, v in gradients.items()}
+    empty = {
+        name: v * torch.tensor([0.0, 1.0, 1.0]).view(1, 3, *[1] * (v.dim() - 2))
+        for name, v in gradients.items()
+    }
     one, other, b = rule(gradients, ctx), rule(empty, ctx), rule.scales(spreads)
     moved = torch.cat([((one[n] - other[n]).sum(1) / b[n]).flatten() for n in b]).norm()
     assert float(moved) <= 2 + 1e-9

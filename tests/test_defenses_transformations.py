@@ -7,7 +7,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from defense_scenes import context, flat, noise_of, observed, of_std, plan_of, random_gradients, setting
+from defense_scenes import (
+    context,
+    flat,
+    noise_of,
+    observed,
+    of_std,
+    plan_of,
+    random_gradients,
+    setting,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import WRONG_ALARM
@@ -52,10 +61,14 @@ from fl_privacy_lib.federated.gradients import example_gradients
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(1, 8), st.integers(0, 100),
        st.sampled_from(["all", "layer"]))  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_pruning_leaves_exactly_so_many_of_the_largest_also_among_equals(values, cut, percent, scope):
+def test_pruning_leaves_exactly_so_many_of_the_largest_also_among_equals(
+    values, cut, percent, scope
+):
     values = [v or 1 for v in values]  # a kept coordinate is not zero
     parts = {"a": values[:cut], "b": values[cut:]}
-    gradient = {name: torch.tensor([[v, v[::-1]]], dtype=torch.float64) for name, v in parts.items()}  # [1, 2, …]
+    gradient = {
+        name: torch.tensor([[v, v[::-1]]], dtype=torch.float64) for name, v in parts.items()
+    }  # [1, 2, …]
     out = Pruned(percent / 100, scope, leading=2)(gradient, None)
     for row in range(2):
         before = {name: g[0, row].tolist() for name, g in gradient.items()}
@@ -66,7 +79,9 @@ def test_pruning_leaves_exactly_so_many_of_the_largest_also_among_equals(values,
             left, gone = [p for p in pairs if p[1] != 0], [p for p in pairs if p[1] == 0]
             assert len(left) == len(pairs) - math.floor(Fraction(percent, 100) * len(pairs))
             assert all(old == new for old, new in left)
-            assert not left or not gone or max(abs(g[0]) for g in gone) <= min(abs(p[0]) for p in left)
+            assert (
+                not left or not gone or max(abs(g[0]) for g in gone) <= min(abs(p[0]) for p in left)
+            )
 
 
 def test_a_part_is_that_of_the_written_number():
@@ -76,7 +91,10 @@ def test_a_part_is_that_of_the_written_number():
 
 
 def test_one_threshold_for_all_tensors_or_one_for_each():
-    gradient = {"a": torch.tensor([[9.0, 8.0, 7.0, 6.0]]), "b": torch.tensor([[5.0, 4.0, 3.0, 2.0]])}
+    gradient = {
+        "a": torch.tensor([[9.0, 8.0, 7.0, 6.0]]),
+        "b": torch.tensor([[5.0, 4.0, 3.0, 2.0]]),
+    }
     whole, layer = Pruned(0.5)(gradient, None), Pruned(0.5, "layer")(gradient, None)
     assert torch.equal(whole["a"], gradient["a"]) and not whole["b"].any()
     assert layer["a"].tolist() == [[9, 8, 0, 0]] and layer["b"].tolist() == [[5, 4, 0, 0]]
@@ -85,18 +103,29 @@ def test_one_threshold_for_all_tensors_or_one_for_each():
 # --- noise of a fixed size, and random shares
 
 
-@pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_random_noise_has_its_spread_and_its_law(law):
-    noise = RandomNoise(0.2, law)({"w": torch.zeros(2, 20_000)}, context(2))["w"].double().numpy()
-    cdf = {"gaussian": stats.norm(scale=0.2).cdf, "laplace": stats.laplace(scale=0.2 / math.sqrt(2)).cdf}
-    other = {"gaussian": "laplace", "laplace": "gaussian"}[law]
-    assert stats.kstest(noise.ravel(), cdf[law]).pvalue > WRONG_ALARM
+@pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
+def test_random_noise_has_its_spread_and_its_law(distribution):
+    noise = (
+        RandomNoise(0.2, distribution)({"w": torch.zeros(2, 20_000)}, context(2))["w"]
+        .double()
+        .numpy()
+    )
+    cdf = {
+        "gaussian": stats.norm(scale=0.2).cdf,
+        "laplace": stats.laplace(scale=0.2 / math.sqrt(2)).cdf,
+    }
+    other = {"gaussian": "laplace", "laplace": "gaussian"}[distribution]
+    assert stats.kstest(noise.ravel(), cdf[distribution]).pvalue > WRONG_ALARM
     assert stats.kstest(noise.ravel(), cdf[other]).pvalue < WRONG_ALARM  # the test can tell
     correlation = float(np.corrcoef(noise[0], noise[1])[0, 1])
-    assert abs(correlation) < stats.norm.isf(WRONG_ALARM / 2) / math.sqrt(20_000)  # clients draw by themselves
+    assert abs(correlation) < stats.norm.isf(WRONG_ALARM / 2) / math.sqrt(
+        20_000
+    )  # clients draw by themselves
 
 
-@pytest.mark.parametrize("at, tap", [("per_example", "example"), ("per_batch", "batch"), ("per_client", "update")])
+@pytest.mark.parametrize(
+    "at, tap", [("per_example", "example"), ("per_batch", "batch"), ("per_client", "update")]
+)
 def test_random_noise_stands_where_it_is_put(at, tap):
     place = Tap(tap, 1)
     added = noise_of(random_noise(0.5, at=at), plan_of(), [place])[place]
@@ -111,7 +140,9 @@ def test_a_random_share_is_drawn_evenly_among_what_passes():
     passes = values[0].abs() > 0.505
     assert (chosen.sum(1) == 20).all() and not chosen[:, ~passes].any()
     assert torch.equal(seen[chosen], values.expand_as(seen)[chosen])
-    counts = chosen[:, passes].sum(0).numpy()  # draws without replacement vary less than the multinomial law
+    counts = (
+        chosen[:, passes].sum(0).numpy()
+    )  # draws without replacement vary less than the multinomial distribution
     assert stats.chisquare(counts).pvalue > WRONG_ALARM
     few = Selective(0.9, threshold=0.95)({"w": values}, context())["w"]
     assert torch.equal(few != 0, values.abs() > 0.95)  # fewer pass than may be shared
@@ -122,7 +153,10 @@ def test_shared_values_carry_laplace_noise_within_their_limit_and_the_rest_is_ze
     loud = Selective(0.25, 0.5, std=0.3)(values, context())
     noise = loud["a"][loud["a"] != 0] - 1
     assert not loud["b"].any() and len(noise) == 10_000
-    assert stats.kstest(noise.numpy(), stats.laplace(scale=0.3 / math.sqrt(2)).cdf).pvalue > WRONG_ALARM
+    assert (
+        stats.kstest(noise.numpy(), stats.laplace(scale=0.3 / math.sqrt(2)).cdf).pvalue
+        > WRONG_ALARM
+    )
     cut = Selective(0.25, 0.5, std=0.3, limit=1.2)(values, context())["a"]
     assert torch.equal(cut, loud["a"].clamp(-1.2, 1.2)) and (cut == 1.2).any()
 
@@ -146,19 +180,24 @@ def test_the_bound_falls_by_its_formula_and_ends(kind, formula):
     assert clip.bound(8) == clip.bound(1000) == 2.0
     norms = {"w": torch.tensor([[1.0, 3.0, 12.0]])}
     for t in (0, 5, 9):
-        torch.testing.assert_close(clip.factors(norms, t)["w"], Clip(clip.bound(t)).factors(norms)["w"])
+        torch.testing.assert_close(
+            clip.factors(norms, t)["w"], Clip(clip.bound(t)).factors(norms)["w"]
+        )
 
 
 @pytest.mark.parametrize("noise_at", ["example", "batch"])
 def test_noise_falls_with_the_bound(noise_at):
-    defense = fed_cdp_decay(noise_at, clip_norm=3.0, end=1.0, rounds=2, noise_scale=2.0, divide_by="batch")
+    defense = fed_cdp_decay(
+        noise_at, clip_norm=3.0, end=1.0, rounds=2, noise_scale=2.0, divide_by="batch"
+    )
     taps = [Tap("batch", 0, round) for round in range(2)]
     for engine in ("generic", "stacked"):
         model, train, partition = setting()
         plan = plan_of(rounds=2, local_iterations=1)
         run = simulate(model, train, partition, plan, defense, taps=taps, engine=engine)
         for tap, bound in zip(taps, (3.0, 2.0), strict=True):
-            # a batch mean's own gradient, of norm at most 6, adds at most 36 / 1.0 to a sum over 78,200 coordinates
+            # a batch mean's own gradient, of norm at most 6, adds at most 36 / 1.0 to a sum over
+            # 78,200 coordinates
             assert of_std(flat(run.observations[tap].values), 2.0 * bound / 4)
 
 
@@ -166,15 +205,33 @@ def test_noise_falls_with_the_bound(noise_at):
 
 
 EVERY = [
-    pruned(0.5), pruned(0.5, "per_example"), pruned(0.3, "per_batch", scope="layer"), random_noise(0.1),
-    random_noise(0.1, "laplace", "per_batch"), random_noise(0.1, at="per_example"), dssgd(0.3, 1e-4),
-    dssgd(0.3, std=0.1, limit=0.2, at="per_example"), dssgd(0.5, at="per_batch"), fed_alpha_cdp("example"),
-    fed_alpha_cdp("batch"), fed_alpha_cdp("code"), fed_alpha_cdp("batch", clip_norm=None), median_clipped("example"),
-    median_clipped("batch", scope="all"), fed_cdp_decay(), fed_cdp_decay("batch", kind="cyclic", cycles=3),
-    quantile_clipped(), quantile_clipped("per_client", scope="layer"), quantile_clipped("on_arrival"), adaclip(),
-    adaclip(scope="layer"), pruned(0.5, "per_example", defense=fed_cdp()), pruned(0.5, defense=fed_sdp()),
-    pruned(0.2, "per_example", defense=fed_cdp("batch")), pruned(0.2, "per_batch", defense=fed_cdp("batch")),
-]  # fmt: skip
+    pruned(0.5),
+    pruned(0.5, "per_example"),
+    pruned(0.3, "per_batch", scope="layer"),
+    random_noise(0.1),
+    random_noise(0.1, "laplace", "per_batch"),
+    random_noise(0.1, at="per_example"),
+    dssgd(0.3, 1e-4),
+    dssgd(0.3, std=0.1, limit=0.2, at="per_example"),
+    dssgd(0.5, at="per_batch"),
+    fed_alpha_cdp("example"),
+    fed_alpha_cdp("batch"),
+    fed_alpha_cdp("code"),
+    fed_alpha_cdp("batch", clip_norm=None),
+    median_clipped("example"),
+    median_clipped("batch", scope="all"),
+    fed_cdp_decay(),
+    fed_cdp_decay("batch", kind="cyclic", cycles=3),
+    quantile_clipped(),
+    quantile_clipped("per_client", scope="layer"),
+    quantile_clipped("on_arrival"),
+    adaclip(),
+    adaclip(scope="layer"),
+    pruned(0.5, "per_example", defense=fed_cdp()),
+    pruned(0.5, defense=fed_sdp()),
+    pruned(0.2, "per_example", defense=fed_cdp("batch")),
+    pruned(0.2, "per_batch", defense=fed_cdp("batch")),
+]
 
 
 def label(defense):
@@ -195,7 +252,9 @@ def test_every_defence_trains_and_a_replay_of_the_true_gradients_shows_what_was_
     index = partition.indices[1][plan.batches(1, 8, 0)[0]]
     weights = {name: p.detach()[None] for name, p in model.named_parameters()}
     true = example_gradients(model, weights, train[0][index][None], train[1][index][None])
-    dummies = {name: torch.cat([g, g.flip(1)]).requires_grad_() for name, g in true.items()}  # [2, batch, …]
+    dummies = {
+        name: torch.cat([g, g.flip(1)]).requires_grad_() for name, g in true.items()
+    }  # [2, batch, …]
     for tap in taps:
         seen = replay(noisy.observations[tap], aware=True)(dummies)
         step = 1.0 if tap.stage == "batch" else -plan.local_lr
@@ -203,7 +262,9 @@ def test_every_defence_trains_and_a_replay_of_the_true_gradients_shows_what_was_
             for name, value in clear.observations[tap].values.items():
                 torch.testing.assert_close(seen[name][0], value / step, rtol=1e-4, atol=1e-6)
                 torch.testing.assert_close(seen[name][1], value / step, rtol=1e-4, atol=1e-6)
-        slopes = torch.autograd.grad(flat(seen).square().sum(), list(dummies.values()), allow_unused=True)
+        slopes = torch.autograd.grad(
+            flat(seen).square().sum(), list(dummies.values()), allow_unused=True
+        )
         assert any(s is not None and s.any() for s in slopes)
         assert all(s is None or torch.isfinite(s).all() for s in slopes)
 
@@ -233,8 +294,14 @@ def test_every_stage_can_be_vectorised_and_differentiated_without_a_generator(de
 def test_quiet_defences_carry_no_noise_anywhere_and_keep_their_rules():
     for defense in EVERY:
         text = str(defense.noiseless().public())
-        assert not any(f"{field}={value}" in text for field in ("noise_scale", "std") for value in ("6.0", "0.1"))
-        assert "count_scale=10.0" not in text and set(defense.noiseless().public()) == set(defense.public())
+        assert not any(
+            f"{field}={value}" in text
+            for field in ("noise_scale", "std")
+            for value in ("6.0", "0.1")
+        )
+        assert "count_scale=10.0" not in text and set(defense.noiseless().public()) == set(
+            defense.public()
+        )
 
 
 def test_a_rule_is_put_behind_what_stands_there():
@@ -294,7 +361,9 @@ LOOSE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("word, defense", [(word, d) for word, found in LOOSE.items() for d in found])
+@pytest.mark.parametrize(
+    "word, defense", [(word, d) for word, found in LOOSE.items() for d in found]
+)
 def test_without_a_guarantee_there_are_no_events_and_one_sentence_says_why(word, defense):
     with pytest.raises(InputError, match=f"has no events.*{word}") as raised:
         defense.events(PLAN, HOLDING)
@@ -351,14 +420,24 @@ def test_adaclip_counts_twice_the_sensitivity_under_both_relations(scope, root, 
 
 
 def test_pruning_behind_noise_costs_nothing_but_noisy_examples_then_stand_alone():
-    for at, base in (("per_client", fed_sdp()), ("per_batch", fed_cdp("batch")), ("per_client", fed_cdp())):
+    for at, base in (
+        ("per_client", fed_sdp()),
+        ("per_batch", fed_cdp("batch")),
+        ("per_client", fed_cdp()),
+    ):
         assert release(pruned(0.9, at, defense=base), PLAN, HOLDING) == release(base, PLAN, HOLDING)
     clipped = fed_cdp("batch")
-    assert release(pruned(0.9, "per_example", defense=clipped), PLAN, HOLDING) == release(clipped, PLAN, HOLDING)
+    assert release(pruned(0.9, "per_example", defense=clipped), PLAN, HOLDING) == release(
+        clipped, PLAN, HOLDING
+    )
     each = pruned(0.9, "per_example", defense=fed_cdp(scope="all"))
     assert release(each, PLAN, HOLDING).noise_multiplier == pytest.approx(6.0)
-    assert release(fed_cdp(scope="all"), PLAN, HOLDING).noise_multiplier == pytest.approx(6 * math.sqrt(5))
-    other = replace(fed_cdp(), per_batch=BatchNoise(Clip(4.0), 60.0))  # pruned noise keeps to no bound of the mean's
+    assert release(fed_cdp(scope="all"), PLAN, HOLDING).noise_multiplier == pytest.approx(
+        6 * math.sqrt(5)
+    )
+    other = replace(
+        fed_cdp(), per_batch=BatchNoise(Clip(4.0), 60.0)
+    )  # pruned noise keeps to no bound of the mean's
     both = pruned(0.9, "per_example", defense=other)
     assert release(both, PLAN, HOLDING).noise_multiplier == pytest.approx(6.0 / math.sqrt(3))
 
@@ -379,7 +458,7 @@ def test_a_private_noise_level_spoils_the_batchs_noise_but_not_the_updates():
 @pytest.mark.parametrize("make, sentence", [
     (lambda: pruned(1.1), "fraction = 1.1"), (lambda: pruned(0.1, "per_round"), "at = 'per_round' is not one of"),
     (lambda: pruned(0.1, scope="layers"), "did you mean layer"), (lambda: random_noise(-1.0), "std = -1.0"),
-    (lambda: random_noise(1.0, "uniform"), "law = 'uniform'"), (lambda: random_noise(1.0, at="x"), "at = 'x'"),
+    (lambda: random_noise(1.0, "uniform"), "distribution = 'uniform'"), (lambda: random_noise(1.0, at="x"), "at = 'x'"),
     (lambda: dssgd(2.0), "share = 2.0"), (lambda: dssgd(limit=0.0), "limit = 0.0"),
     (lambda: dssgd(threshold=-1.0), "threshold = -1.0"), (lambda: fed_alpha_cdp("both"), "reading = 'both'"),
     (lambda: fed_alpha_cdp(clip_norm=0.0), "clip_norm = 0.0"), (lambda: LargestNorm(None, "sum"), "statistic = 'sum'"),

@@ -19,7 +19,15 @@ from torch import nn
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import iid
 from fl_privacy_lib.data.partition import Partition
-from fl_privacy_lib.defenses import Clip, Defense, PerExample, Transformation, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import (
+    Clip,
+    Defense,
+    PerExample,
+    Transformation,
+    fed_cdp,
+    fed_sdp,
+    non_private,
+)
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
@@ -46,7 +54,13 @@ def scene(name, clients=3, examples=12, seed=0):
 
 
 def plan_of(clients=3, **changes):
-    values = {"participants": clients, "rounds": 1, "local_iterations": 3, "batch_size": 4, "local_lr": 0.5}
+    values = {
+        "participants": clients,
+        "rounds": 1,
+        "local_iterations": 3,
+        "batch_size": 4,
+        "local_lr": 0.5,
+    }
     return Plan(clients=clients, **(values | changes))
 
 
@@ -65,7 +79,11 @@ def test_without_noise_the_update_is_the_naive_loop_s(name, rule):
     model, train, partition = scene(name, clients=2)
     step = 0.5 if rule is None or rule[0] > 1 else 5.0
     plan = plan_of(2, local_iterations=2, local_lr=step)
-    defense = non_private() if rule is None else fed_cdp(clip_norm=rule[0], noise_scale=0.0, scope=rule[1])
+    defense = (
+        non_private()
+        if rule is None
+        else fed_cdp(clip_norm=rule[0], noise_scale=0.0, scope=rule[1])
+    )
     run = simulate(model, train, partition, plan, defense, engine="stacked", clients_per_chunk=2)
     data = [(train[0][own], train[1][own]) for own in partition.indices]
     batches = [plan.batches(c, 12, 0) for c in range(2)]
@@ -80,7 +98,9 @@ def test_every_sampling_and_unequal_clients(sampling):
     partition = Partition("unequal", tuple(np.arange(a, b) for a, b in pairwise(ends)), 48)
     plan = plan_of(4, batch_sampling=sampling, client_sampling="poisson", participants=3, rounds=2)
     defense = fed_cdp(clip_norm=0.1, noise_scale=0.0)
-    fast, slow = (simulate(model, train, partition, plan, defense, engine=e) for e in ("stacked", "generic"))
+    fast, slow = (
+        simulate(model, train, partition, plan, defense, engine=e) for e in ("stacked", "generic")
+    )
     assert oracles.relative_distance(update_of(model, fast), update_of(model, slow)) <= 1e-5
 
 
@@ -88,8 +108,12 @@ def test_an_empty_batch_gives_noise_alone():
     model, train, partition = scene("mlp", 2)
     plan = plan_of(2, batch_size=1, batch_sampling="poisson", local_iterations=30, seed=2)
     assert any(len(b) == 0 for c in range(2) for b in plan.batches(c, 12, 0))
-    run = simulate(model, train, partition, plan, fed_cdp(clip_norm=0.1, noise_scale=0.0), engine="stacked")
-    other = simulate(model, train, partition, plan, fed_cdp(clip_norm=0.1, noise_scale=0.0), engine="generic")
+    run = simulate(
+        model, train, partition, plan, fed_cdp(clip_norm=0.1, noise_scale=0.0), engine="stacked"
+    )
+    other = simulate(
+        model, train, partition, plan, fed_cdp(clip_norm=0.1, noise_scale=0.0), engine="generic"
+    )
     assert oracles.relative_distance(update_of(model, run), update_of(model, other)) <= 1e-5
 
 
@@ -99,14 +123,23 @@ def test_a_padded_chunk_is_masked():
     from fl_privacy_lib.federated.stacked_participation import StackedEngine
 
     model, train, _ = scene("mnist_cnn")
-    plan, weights, form = plan_of(3, local_iterations=2), parameters_of(model), stack(model, (1, 28, 28))
+    plan, weights, form = (
+        plan_of(3, local_iterations=2),
+        parameters_of(model),
+        stack(model, (1, 28, 28)),
+    )
     rng = np.random.default_rng(0)
-    batches = [[rng.choice(36, size, replace=False) for size in sizes] for sizes in ((4, 1), (2, 6), (0, 3))]
+    batches = [
+        [rng.choice(36, size, replace=False) for size in sizes]
+        for sizes in ((4, 1), (2, 6), (0, 3))
+    ]
     for defense in (fed_cdp(clip_norm=0.1, noise_scale=0.0), non_private()):
 
         def run(chunk, defense=defense):
             contexts = [ClientContext(0, (c,), [torch.Generator()], batch_size=4) for c in chunk]
-            return StackedEngine(form, weights, train, plan, defense).train([batches[c] for c in chunk], contexts)
+            return StackedEngine(form, weights, train, plan, defense).train(
+                [batches[c] for c in chunk], contexts
+            )
 
         for together, (alone,) in zip(run([0, 1, 2]), [run([c]) for c in range(3)], strict=True):
             assert oracles.relative_distance(together, alone) <= 1e-5
@@ -131,16 +164,36 @@ def test_a_large_batch_is_the_sum_of_its_slices(batch, scope):
 
 ODD = {
     "padding, stride, dilation": lambda: nn.Sequential(
-        nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2)), nn.Tanh(), nn.AvgPool2d(2),
-        nn.Conv2d(3, 4, 3, dilation=2, padding=2, stride=2), nn.Sigmoid(), nn.Conv2d(4, 2, 2), nn.ReLU(),
-        nn.Flatten(), nn.LazyLinear(5)),
+        nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2)),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(3, 4, 3, dilation=2, padding=2, stride=2),
+        nn.Sigmoid(),
+        nn.Conv2d(4, 2, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(5),
+    ),
     "overlapping pools": lambda: nn.Sequential(
-        nn.MaxPool2d(3, 2, 1), nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2),
-        nn.Flatten(), nn.LazyLinear(6), nn.Tanh(), nn.Linear(6, 5, bias=False)),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(2, 3, 3, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2),
+        nn.Flatten(),
+        nn.LazyLinear(6),
+        nn.Tanh(),
+        nn.Linear(6, 5, bias=False),
+    ),
     "cropped": lambda: nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 3, 2), nn.AvgPool2d(3),
-        nn.Flatten(), nn.LazyLinear(5)),
-}  # fmt: skip
+        nn.Conv2d(2, 3, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 3, 2),
+        nn.AvgPool2d(3),
+        nn.Flatten(),
+        nn.LazyLinear(5),
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -155,10 +208,14 @@ def test_every_layer_s_gradients_are_autograd_s(kind, soft):
     flat = form.pack(weights, 2)
     out = torch.zeros_like(flat)
     views = form.views(flat)
-    form.add_gradients(views, x, y, lambda norms: {n: torch.ones_like(v) for n, v in norms.items()}, form.sums(out))
+    form.add_gradients(
+        views, x, y, lambda norms: {n: torch.ones_like(v) for n, v in norms.items()}, form.sums(out)
+    )
     plain = torch.zeros_like(flat)
     form.add_gradients(views, x, y, None, form.sums(plain))
-    gradients = example_gradients(model, {name: w.expand(2, *w.shape) for name, w in weights.items()}, x, y)
+    gradients = example_gradients(
+        model, {name: w.expand(2, *w.shape) for name, w in weights.items()}, x, y
+    )
     expected = {name: g.sum(1).double() for name, g in gradients.items()}
     assert oracles.relative_distance(form.unpack(out), expected) <= 2e-6
     assert oracles.relative_distance(form.unpack(plain), expected) <= 2e-6
@@ -173,7 +230,12 @@ def test_pixels_that_tie_send_their_gradient_to_one_place():
     out = torch.zeros_like(flat)
     form.add_gradients(form.views(flat), x, y, None, form.sums(out))
     gradients = example_gradients(model, {name: w[None] for name, w in weights.items()}, x, y)
-    assert oracles.relative_distance(form.unpack(out), {n: g.sum(1).double() for n, g in gradients.items()}) <= 1e-5
+    assert (
+        oracles.relative_distance(
+            form.unpack(out), {n: g.sum(1).double() for n, g in gradients.items()}
+        )
+        <= 1e-5
+    )
 
 
 class Own(nn.ReLU):
@@ -198,12 +260,16 @@ def test_unknown_models_and_rules_take_the_generic_path():
     model, train, partition = scene("mlp")
     unknown = nn.Sequential(*model, nn.Softplus())
     plan = plan_of()
-    auto, generic = (simulate(unknown, train, partition, plan, fed_cdp(), engine=e) for e in ("auto", "generic"))
+    auto, generic = (
+        simulate(unknown, train, partition, plan, fed_cdp(), engine=e) for e in ("auto", "generic")
+    )
     assert same(auto.weights, generic.weights)
     with pytest.raises(InputError, match="a layer that it does not know"):
         simulate(unknown, train, partition, plan, fed_cdp(), engine="stacked")
     with pytest.raises(InputError, match="has a local rule"):
-        simulate(model, train, partition, plan, replace(fed_cdp(), begin_client=print), engine="stacked")
+        simulate(
+            model, train, partition, plan, replace(fed_cdp(), begin_client=print), engine="stacked"
+        )
     with pytest.raises(InputError, match=r"fast.*auto, compiled, stacked, generic"):
         simulate(model, train, partition, plan, fed_cdp(), engine="fast")
 
@@ -220,20 +286,26 @@ def test_unknown_models_and_rules_take_the_generic_path():
 def test_one_draw_has_the_distribution_of_many(defense):
     """Mean and variance of what the noise adds, in both engines, over 4 x 78,000 coordinates.
 
-    Each of the four statistics is asked to lie within 5 standard errors: a false alarm in 1 of 400,000 runs.
-    """
+    Each of the four statistics is asked to lie within 5 standard errors: a false alarm in 1 of
+    400,000 runs."""
     model, train, partition = scene("mlp", 4)
     plan = plan_of(4, local_iterations=1, local_lr=1.0)
     for engine in ("stacked", "generic"):
         taps = [Tap("update", c) for c in range(4)]
         noisy = simulate(model, train, partition, plan, defense, taps=taps, engine=engine)
-        clean = simulate(model, train, partition, plan, defense.noiseless(), taps=taps, engine=engine)
+        clean = simulate(
+            model, train, partition, plan, defense.noiseless(), taps=taps, engine=engine
+        )
         draws = torch.cat([
             (noisy.observations[t].values[n] - clean.observations[t].values[n]).flatten()
             for t in taps for n in noisy.weights
         ]).double()  # fmt: skip
         std = {"example": 2 * 4 / 2, "none": 2 * 4, "batch": 2 * 4 / 4}[
-            "batch" if defense.per_batch else "none" if defense.per_example.divide_by == "none" else "example"
+            "batch"
+            if defense.per_batch
+            else "none"
+            if defense.per_example.divide_by == "none"
+            else "example"
         ]
         assert abs(draws.mean()) <= 5 * std / math.sqrt(len(draws))
         assert abs(draws.std() / std - 1) <= 5 / math.sqrt(2 * len(draws))
@@ -247,7 +319,15 @@ def test_the_bits_do_not_depend_on_the_chunk(name):
     model, train, partition = scene(name, 5)
     plan = plan_of(5, rounds=2)
     runs = [
-        simulate(model, train, partition, plan, fed_cdp(clip_norm=0.5), engine="stacked", clients_per_chunk=chunk)
+        simulate(
+            model,
+            train,
+            partition,
+            plan,
+            fed_cdp(clip_norm=0.5),
+            engine="stacked",
+            clients_per_chunk=chunk,
+        )
         for chunk in (1, 2, 5)
     ]
     assert same(runs[0].weights, runs[1].weights) and same(runs[0].weights, runs[2].weights)
@@ -271,7 +351,9 @@ class Reporting(Transformation):
     """A stage of one's own that looks at everything a context promises."""
 
     def __call__(self, values, ctx):
-        assert len(ctx.clients) == 1 and all(n.shape == ctx.examples[1].shape for n in ctx.norms.values())
+        assert len(ctx.clients) == 1 and all(
+            n.shape == ctx.examples[1].shape for n in ctx.norms.values()
+        )
         ctx.report("norms", torch.stack([n.sum() for n in ctx.norms.values()]).double())
         return {name: v / 2 for name, v in values.items()}
 
@@ -287,25 +369,41 @@ def no_state():
     return {}
 
 
-CUSTOM = Defense("custom", PerExample(Clip(0.5), 0.01), Reporting(), on_aggregate=Remembering(), initial_state=no_state)
+CUSTOM = Defense(
+    "custom",
+    PerExample(Clip(0.5), 0.01),
+    Reporting(),
+    on_aggregate=Remembering(),
+    initial_state=no_state,
+)
 STATELESS = replace(CUSTOM, initial_state=None)
 
 
 def test_stages_of_one_s_own_see_norms_and_examples():
     model, train, partition = scene("mnist_cnn")
     quiet = CUSTOM.noiseless()
-    fast, slow = (simulate(model, train, partition, plan_of(), quiet, engine=e) for e in ("stacked", "generic"))
+    fast, slow = (
+        simulate(model, train, partition, plan_of(), quiet, engine=e)
+        for e in ("stacked", "generic")
+    )
     assert oracles.relative_distance(update_of(model, fast), update_of(model, slow)) <= 1e-5
 
 
-@pytest.mark.parametrize("defense", [fed_cdp(clip_norm=0.5), STATELESS, fed_sdp()], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "defense", [fed_cdp(clip_norm=0.5), STATELESS, fed_sdp()], ids=lambda d: d.name
+)
 def test_the_bits_do_not_depend_on_the_workers(defense):
     model, train, partition = scene("mlp", 5)
     plan = plan_of(5, rounds=2)
     taps = [Tap("update", 4, 1), Tap("example", 3), Tap("aggregate", round=1)]
-    one, two = (simulate(model, train, partition, plan, defense, taps=taps, workers=w, engine="auto") for w in (1, 2))
+    one, two = (
+        simulate(model, train, partition, plan, defense, taps=taps, workers=w, engine="auto")
+        for w in (1, 2)
+    )
     assert same(one.weights, two.weights) and one.history == two.history
-    assert set(one.observations) == set(two.observations) == set(taps) and set(one.truth) == set(two.truth)
+    assert set(one.observations) == set(two.observations) == set(taps) and set(one.truth) == set(
+        two.truth
+    )
     for tap in taps:
         assert same(one.observations[tap].values, two.observations[tap].values)
 
@@ -329,14 +427,19 @@ class Dying:
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("error", "worker 1 ended with ValueError: the last client"), ("killed", "worker 1 was killed by signal 9")],
+    [
+        ("error", "worker 1 ended with ValueError: the last client"),
+        ("killed", "worker 1 was killed by signal 9"),
+    ],
 )
 def test_a_worker_that_dies_ends_the_run_with_its_message(how, message):
     from fl_privacy_lib.federated.workers import WorkerError
 
     model, train, partition = scene("mlp")
     with pytest.raises(WorkerError, match=message):
-        simulate(model, train, partition, plan_of(), Defense("dying", per_client=Dying(how)), workers=2)
+        simulate(
+            model, train, partition, plan_of(), Defense("dying", per_client=Dying(how)), workers=2
+        )
 
 
 def test_what_workers_cannot_do_is_said():
@@ -366,7 +469,14 @@ def test_a_run_resumes_with_the_same_bits(tmp_path):
         simulate(model, train, partition, plan, CUSTOM, on_round=stop, **options)
     rounds = []
     rest = simulate(
-        model, train, partition, plan, CUSTOM, resume=True, on_round=lambda r: rounds.append(r.round), **options
+        model,
+        train,
+        partition,
+        plan,
+        CUSTOM,
+        resume=True,
+        on_round=lambda r: rounds.append(r.round),
+        **options,
     )
     assert rounds == [2, 3]
     assert same(whole.weights, rest.weights) and whole.history == rest.history
@@ -395,9 +505,22 @@ def test_processes_of_torchrun_are_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), out=out))
     root = Path(__file__).parent.parent
-    environment = os.environ | {"PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1",
-               "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(script)]  # fmt: skip
+    environment = os.environ | {
+        "PYTHONPATH": str(root),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-addr=127.0.0.1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        str(script),
+    ]
     subprocess.run(command, check=True, env=environment, capture_output=True, timeout=120)
     model, train, partition = scene("mlp", 5)
     alone = simulate(model, train, partition, plan_of(5, rounds=2), fed_cdp(clip_norm=0.5))
@@ -407,10 +530,15 @@ def test_processes_of_torchrun_are_workers(tmp_path):
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 40), max_size=4), st.integers(0, 99))
 def test_the_bits_of_a_sum_do_not_depend_on_where_it_is_cut(count, cuts, seed):
-    values = 10.0 ** torch.randint(-8, 8, (count,), generator=torch.Generator().manual_seed(seed)).double()
+    values = (
+        10.0
+        ** torch.randint(-8, 8, (count,), generator=torch.Generator().manual_seed(seed)).double()
+    )
 
     def blocks(low, high):
-        return iter([({"w": values[i : i + 1].clone()}, [{"i": torch.tensor(i)}]) for i in range(low, high)])
+        return iter(
+            [({"w": values[i : i + 1].clone()}, [{"i": torch.tensor(i)}]) for i in range(low, high)]
+        )
 
     whole, reports = tree_sum(blocks(0, count), (0, count))
     bounds = sorted({0, count, *(min(c, count) for c in cuts)})

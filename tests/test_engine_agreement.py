@@ -13,7 +13,10 @@ ROWS = pd.read_csv(MEASURED / "engine_agreement.csv")
 
 def test_every_cell_is_there_and_within_three_standard_errors():
     keys = set(zip(ROWS["method"], ROWS["setting"], ROWS["participants"], strict=True))
-    assert keys == {(*arm, participants) for arm in ARMS for participants in (5, 10)} and len(ROWS) == 12
+    assert (
+        keys == {(*arm, participants) for arm in ARMS for participants in (5, 10)}
+        and len(ROWS) == 12
+    )
     for _, row in ROWS.iterrows():
         one, other = (row["recorded"], row["recorded_std"]), (row["mean"], row["std"])
         apart = standard_errors(one, other, row["seeds"])
@@ -30,4 +33,6 @@ def test_what_is_compared_with_is_the_record_of_today():
 
 def test_standard_errors():
     assert standard_errors((0.5, 0.3), (0.9, 0.4), 25) == pytest.approx(4.0)  # 0.4 over 0.5 / 5
-    assert standard_errors((0.5, 0.0), (0.5, 0.0), 3) == 0 and math.isinf(standard_errors((0.5, 0.0), (0.6, 0.0), 3))
+    assert standard_errors((0.5, 0.0), (0.5, 0.0), 3) == 0 and math.isinf(
+        standard_errors((0.5, 0.0), (0.6, 0.0), 3)
+    )

@@ -26,12 +26,16 @@ def shared_activation():
 def shared_parameter():
     first, second = nn.Linear(5, 5), nn.Linear(5, 5)
     second.weight = first.weight
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Linear(6, 5), nn.Tanh(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(5, 3)
+    )
 
 
 def shared_layer():
     square = nn.Linear(5, 5)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), square, nn.Tanh(), square, nn.Tanh(), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Linear(6, 5), nn.Tanh(), square, nn.Tanh(), square, nn.Tanh(), nn.Linear(5, 3)
+    )
 
 
 def frozen_layer():
@@ -53,7 +57,13 @@ def data(shape, count=12, clients=3, seed=0):
 
 
 def plan_of(**changes):
-    values = {"participants": 3, "rounds": 1, "local_iterations": 2, "batch_size": 2, "local_lr": 0.5}
+    values = {
+        "participants": 3,
+        "rounds": 1,
+        "local_iterations": 2,
+        "batch_size": 2,
+        "local_lr": 0.5,
+    }
     return Plan(clients=3, **(values | changes))
 
 
@@ -68,7 +78,9 @@ def naive_update(model, train, partition, plan):
             total = {n: torch.zeros_like(p) for n, p in moving.items()}
             for i in indices[batch]:
                 loss = oracles.entropy(local(train[0][i][None].double())[0], train[1][i])
-                for n, g in zip(moving, torch.autograd.grad(loss, list(moving.values())), strict=True):
+                for n, g in zip(
+                    moving, torch.autograd.grad(loss, list(moving.values())), strict=True
+                ):
                     total[n] += g * min(1.0, 0.5 / max(float(g.norm()), 1e-30))
             with torch.no_grad():
                 for n, p in moving.items():
@@ -78,13 +90,17 @@ def naive_update(model, train, partition, plan):
     return mean
 
 
-@pytest.mark.parametrize("build", [shared_activation, shared_layer, shared_parameter, frozen_layer, frozen_tensor])
+@pytest.mark.parametrize(
+    "build", [shared_activation, shared_layer, shared_parameter, frozen_layer, frozen_tensor]
+)
 @pytest.mark.parametrize("engine", ["auto", "generic"])
 def test_shared_modules_and_frozen_tensors_train_the_network_that_was_given(build, engine):
     torch.manual_seed(0)
     model, (train, partition), plan = build(), data((6,)), plan_of()
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
-    run = simulate(model, train, partition, plan, fed_cdp(clip_norm=0.5, noise_scale=0.0), engine=engine)
+    run = simulate(
+        model, train, partition, plan, fed_cdp(clip_norm=0.5, noise_scale=0.0), engine=engine
+    )
     assert set(run.weights) == set(parameters_of(model)) and not set(frozen) & set(run.weights)
     update = {n: run.weights[n] - w for n, w in parameters_of(model).items()}
     assert oracles.relative_distance(update, naive_update(model, train, partition, plan)) <= 1e-5
@@ -93,17 +109,33 @@ def test_shared_modules_and_frozen_tensors_train_the_network_that_was_given(buil
 
 def test_the_fast_engine_takes_a_shared_activation_and_no_shared_weights():
     assert stack(shared_activation(), (6,)) is not None
-    assert all(stack(build(), (6,)) is None for build in (shared_layer, shared_parameter, frozen_layer))
+    assert all(
+        stack(build(), (6,)) is None for build in (shared_layer, shared_parameter, frozen_layer)
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_a_padded_convolution_of_a_single_pixel(chunk):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(),
-                          nn.Flatten(), nn.Linear(4, 3))  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
     (train, partition), plan = data((2, 1, 1)), plan_of(batch_size=1)
     runs = [
-        simulate(model, train, partition, plan, fed_cdp(clip_norm=0.1, noise_scale=0.0), engine=engine, **options)
+        simulate(
+            model,
+            train,
+            partition,
+            plan,
+            fed_cdp(clip_norm=0.1, noise_scale=0.0),
+            engine=engine,
+            **options,
+        )
         for engine, options in (("stacked", {"clients_per_chunk": chunk}), ("generic", {}))
     ]
     fast, slow = ({n: run.weights[n] - w for n, w in parameters_of(model).items()} for run in runs)
@@ -164,17 +196,29 @@ def test_updates_can_be_weighted_by_the_number_of_examples(engine, workers):
     ids = [int(c) for c in plan.participants_of(0)]
     alone = [naive_one(model, train, partition.indices[c], plan, c) for c in ids]
     sizes = [len(partition.indices[c]) for c in ids]
-    expected = {n: sum(s * u[n] for s, u in zip(sizes, alone, strict=True)) / sum(sizes) for n in alone[0]}
+    expected = {
+        n: sum(s * u[n] for s, u in zip(sizes, alone, strict=True)) / sum(sizes) for n in alone[0]
+    }
     run = simulate(model, train, partition, plan, non_private(), engine=engine, workers=workers)
     update = {n: run.weights[n] - w for n, w in parameters_of(model).items()}
     assert oracles.relative_distance(update, expected) <= 1e-5
     plain = simulate(model, train, partition, plan_of(participants=2), non_private(), engine=engine)
     uniform = {n: plain.weights[n] - w for n, w in parameters_of(model).items()}
-    assert oracles.relative_distance(uniform, {n: (alone[0][n] + alone[1][n]) / 2 for n in alone[0]}) <= 1e-5
+    assert (
+        oracles.relative_distance(uniform, {n: (alone[0][n] + alone[1][n]) / 2 for n in alone[0]})
+        <= 1e-5
+    )
     with pytest.raises(InputError, match="did you mean num_examples"):
         plan_of(client_weighting="num_example")
 
 
 def naive_one(model, train, indices, plan, client):
-    return oracles.client_update(model, train[0][indices], train[1][indices], plan.batches(client, len(indices), 0),
-                                 plan.batch_size, plan.local_lr, None)  # fmt: skip
+    return oracles.client_update(
+        model,
+        train[0][indices],
+        train[1][indices],
+        plan.batches(client, len(indices), 0),
+        plan.batch_size,
+        plan.local_lr,
+        None,
+    )

@@ -26,15 +26,21 @@ from fl_privacy_lib.reproduction.verdict import published_setting
 
 CPU = torch.device("cpu")
 FULL = FedCdp.of_profile("full")
-SMALL = Training("digits", "fed_cdp", "code", clients=10, participants=2, rounds=3, local_iterations=2)
-UNBOUNDED = replace(SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=1e38, clip_norm=1e6)
+SMALL = Training(
+    "digits", "fed_cdp", "code", clients=10, participants=2, rounds=3, local_iterations=2
+)
+UNBOUNDED = replace(
+    SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=1e38, clip_norm=1e6
+)
 """Its weights are soon no longer finite."""
 
 
 # ---- readings ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("setting", "scale", "std"), [("printed", 6, 24 / 5**0.5), ("code", 6, 4.8), ("code", 2, 1.6)])
+@pytest.mark.parametrize(
+    ("setting", "scale", "std"), [("printed", 6, 24 / 5**0.5), ("code", 6, 4.8), ("code", 2, 1.6)]
+)
 @pytest.mark.parametrize("method", ["fed_cdp", "fed_cdp_decay"])
 def test_the_noise_on_a_batch_mean_is_the_readings(method, setting, scale, std):
     point = Training("mnist", method, setting, noise_scale=scale, clip_end=2.0)
@@ -65,8 +71,12 @@ def test_what_has_no_noise_has_no_multiplier_and_pruning_stands_last():
 
 def test_as_coded_is_the_released_codes_noise_and_rate():
     point = fed_cdp_grid.training(FULL, "mnist", *AS_CODED[0])
-    assert (point.noise_scale, point.local_lr, local_noise(point.defense, 5, 0)) == (0.5, 0.05, pytest.approx(0.4))
-    assert fed_cdp_grid.rated(point, {}) == point
+    assert (point.noise_scale, point.local_lr, local_noise(point.defense, 5, 0)) == (
+        0.5,
+        0.05,
+        pytest.approx(0.4),
+    )
+    assert fed_cdp_grid.with_rate(point, {}) == point
 
 
 # ---- training ----------------------------------------------------------------------------------------------
@@ -101,7 +111,9 @@ def test_a_training_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
         np.testing.assert_array_equal(again[name], values)
 
 
-def test_a_training_that_has_ended_early_does_not_go_on_when_a_later_seed_is_interrupted(tmp_path, monkeypatch):
+def test_a_training_that_has_ended_early_does_not_go_on_when_a_later_seed_is_interrupted(
+    tmp_path, monkeypatch
+):
     point = replace(UNBOUNDED, seeds=2)
     whole = fed_cdp.measure(point, CPU, tmp_path)
     fed_cdp.train(point, point.seed, CPU, tmp_path / "state.pt")
@@ -118,8 +130,12 @@ def test_a_training_says_which_engine_it_took_and_scores_with_it(tmp_path):
     assert list(result["engine"]) == ["compiled"] and "compiled engine" in run._words(SMALL, result)
     start = fed_cdp.scene(SMALL, 0, CPU)
     weights = parameters_of(start.model)
-    fast, slow = (fed_cdp.score(start.model, weights, start.evaluation, e) for e in ("compiled", "stacked"))
-    assert fast == pytest.approx(slow, abs=2 / len(start.evaluation[1]))  # two ties that rounding decides
+    fast, slow = (
+        fed_cdp.score(start.model, weights, start.evaluation, e) for e in ("compiled", "stacked")
+    )
+    assert fast == pytest.approx(
+        slow, abs=2 / len(start.evaluation[1])
+    )  # two ties that rounding decides
 
 
 def test_seeds_differ_and_their_accuracies_stand_in_order(tmp_path):
@@ -131,7 +147,10 @@ def test_seeds_differ_and_their_accuracies_stand_in_order(tmp_path):
 
 
 def test_what_is_held_out_is_not_trained_on_and_is_the_same_for_all():
-    scenes = [fed_cdp.scene(replace(SMALL, held_out=True, method=m), s, CPU) for m, s in (("fed_cdp", 0), ("dssgd", 7))]
+    scenes = [
+        fed_cdp.scene(replace(SMALL, held_out=True, method=m), s, CPU)
+        for m, s in (("fed_cdp", 0), ("dssgd", 7))
+    ]
     whole = fed_cdp.scene(SMALL, 0, CPU)
     assert torch.equal(scenes[0].evaluation[0], scenes[1].evaluation[0])
     kept, out, all_ = ([image.numpy().tobytes() for image in x]
@@ -143,7 +162,10 @@ def test_what_is_held_out_is_not_trained_on_and_is_the_same_for_all():
 
 def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
     def kept(weight, looks):
-        state = {"weights": {"w": torch.tensor([1.0, weight])}, "history": [(t, (), v) for t, v in enumerate(looks)]}
+        state = {
+            "weights": {"w": torch.tensor([1.0, weight])},
+            "history": [(t, (), v) for t, v in enumerate(looks)],
+        }
         torch.save(state, tmp_path / "state.pt")
         fed_cdp.end_if_not_finite(tmp_path / "state.pt")
 
@@ -162,19 +184,23 @@ def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
         ([0.2] * 20, 50.0, False),
         ([0.12] * 15 + [0.2] * 5, 50.0, False),  # late, but it has learned
         ([0.2] * 9 + [0.12] * 11, 50.0, True),
-        ([0.2] * 10 + [0.12] * 10, 50.0, False),  # above chance once in the last ten rounds and the look before them
+        (
+            [0.2] * 10 + [0.12] * 10,
+            50.0,
+            False,
+        ),  # above chance once in the last ten rounds and the look before them
         ([0.12] * 10, 50.0, False),  # too short to say
         ([0.9, 0.9], math.nan, True),
     ],
 )
 def test_what_has_diverged(accuracies, growth, said):
-    assert fed_cdp.lost(dict(enumerate(accuracies)), 0.1, growth) is said
+    assert fed_cdp.has_diverged(dict(enumerate(accuracies)), 0.1, growth) is said
 
 
 def test_looks_that_are_far_apart_reach_ten_rounds_back():
     often = dict.fromkeys(range(9, 209, 10), 0.9)
-    assert not fed_cdp.lost({**often, 219: 0.12}, 0.1, 50.0)
-    assert fed_cdp.lost({**often, 209: 0.12, 219: 0.12}, 0.1, 50.0)
+    assert not fed_cdp.has_diverged({**often, 219: 0.12}, 0.1, 50.0)
+    assert fed_cdp.has_diverged({**often, 209: 0.12, 219: 0.12}, 0.1, 50.0)
 
 
 def test_a_lost_training_goes_on_to_its_end_and_is_reported_as_such(tmp_path):
@@ -186,7 +212,11 @@ def test_a_lost_training_goes_on_to_its_end_and_is_reported_as_such(tmp_path):
 
 def test_a_training_without_finite_weights_ends_early(tmp_path):
     found = fed_cdp.measure(UNBOUNDED, CPU, tmp_path)
-    assert found["diverged"][0] == 1 and found["rounds_run"][0] < 15 and not np.isfinite(found["growth"][0])
+    assert (
+        found["diverged"][0] == 1
+        and found["rounds_run"][0] < 15
+        and not np.isfinite(found["growth"][0])
+    )
     assert np.isnan(found["curve"][0, -1])
 
 
@@ -199,14 +229,18 @@ def test_the_watched_norms_are_those_of_the_examples_gradients(tmp_path):
         own = start.partition.indices[client]
         first = own[plan.batches(client, len(own), 0)[0]]
         weights = {name: w[None] for name, w in parameters_of(start.model).items()}
-        found = example_gradients(start.model, weights, start.train[0][first][None], start.train[1][first][None])
+        found = example_gradients(
+            start.model, weights, start.train[0][first][None], start.train[1][first][None]
+        )
         expected.append([float(g.flatten(2).norm(dim=2).mean()) for g in found.values()])
     for setting in ("printed", "code"):
         norms = fed_cdp.measure(replace(point, setting=setting), CPU, tmp_path)["norms"]
         assert norms.shape == (1, 2, 3)
         np.testing.assert_allclose(norms[0, 0], np.mean(expected, 0), rtol=1e-4)
     bare = replace(point, method="non_private", setting="not_applicable")
-    np.testing.assert_allclose(fed_cdp.measure(bare, CPU, tmp_path)["norms"][0, 0], np.mean(expected, 0), rtol=1e-4)
+    np.testing.assert_allclose(
+        fed_cdp.measure(bare, CPU, tmp_path)["norms"][0, 0], np.mean(expected, 0), rtol=1e-4
+    )
 
 
 def test_watching_changes_nothing_of_what_is_released():
@@ -233,7 +267,9 @@ def test_margins_and_their_gradients_equal_a_naive_loop():
         margin = scores[y[i]] - max(scores[j] for j in range(3) if j != y[i])
         gradient = torch.autograd.grad(margin, list(model.parameters()))
         assert s[i] == pytest.approx(margin.item(), abs=1e-5)
-        assert norms[i] == pytest.approx(math.sqrt(sum(float(g.square().sum()) for g in gradient)), rel=1e-5)
+        assert norms[i] == pytest.approx(
+            math.sqrt(sum(float(g.square().sum()) for g in gradient)), rel=1e-5
+        )
 
 
 def test_within_the_bound_a_linear_model_keeps_its_classes():
@@ -258,27 +294,43 @@ def test_within_the_bound_a_linear_model_keeps_its_classes():
 def test_the_statements_values():
     found = {statement.claim: statement.metrics for statement in fed_cdp_utility.statements()}
     assert found["fedsgd_is_fedaveraging"]["difference"] < 1e-6
-    assert found["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2  # a sum of 5 models, divided by 4
+    assert (
+        found["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2
+    )  # a sum of 5 models, divided by 4
     assert found["decay_costs_no_privacy"]["excess"] == 0
-    # s = 1, its gradient has the three entries ±1 that are not 0; the unit that was off then answers 10 (1/√3 - 0.01)
+    # s = 1, its gradient has the three entries ±1 that are not 0; the unit that was off then
+    # answers 10 (1/√3 - 0.01)
     assert found["proposition_2"]["bound"] == pytest.approx(1 / math.sqrt(3))
-    assert found["proposition_2"]["margin"] == pytest.approx(1 - 10 * (1 / math.sqrt(3) - 0.01), rel=1e-5)
+    assert found["proposition_2"]["margin"] == pytest.approx(
+        1 - 10 * (1 / math.sqrt(3) - 0.01), rel=1e-5
+    )
 
 
 def test_signal_and_noise_of_a_round(tmp_path):
     arm = replace(SMALL, local_lr=1e-5, setting="printed", participants=4, local_iterations=3)
     found = fed_cdp_utility.measure_utility(fed_cdp_utility.Utility(arm, 0, 50), CPU)
-    # the norm of d normal draws has a relative deviation of 1/√(2d): 288 is the smallest tensor, five deviations
-    np.testing.assert_allclose(found["noise"], found["predicted_noise"], rtol=5 / math.sqrt(2 * 288))
+    # the norm of d normal draws has a relative deviation of 1/√(2d): 288 is the smallest tensor,
+    # five deviations
+    np.testing.assert_allclose(
+        found["noise"], found["predicted_noise"], rtol=5 / math.sqrt(2 * 288)
+    )
     std = 1e-5 * 6 * 4 / math.sqrt(5) * math.sqrt(3 / 4)
-    np.testing.assert_allclose(found["predicted_noise"], std * np.sqrt([288, 18432, 16000]), rtol=1e-6)
+    np.testing.assert_allclose(
+        found["predicted_noise"], std * np.sqrt([288, 18432, 16000]), rtol=1e-6
+    )
     assert found["gradient_noise"] == pytest.approx(24 / math.sqrt(5) * math.sqrt(34720))
     assert found["step_noise"] == pytest.approx(1e-5 * float(found["gradient_noise"]))
-    doubled = fed_cdp_utility.measure_utility(fed_cdp_utility.Utility(replace(arm, local_lr=2e-5), 0, 50), CPU)
-    np.testing.assert_allclose(doubled["signal"], 2 * found["signal"], rtol=0.02)  # both grow with η alone
+    doubled = fed_cdp_utility.measure_utility(
+        fed_cdp_utility.Utility(replace(arm, local_lr=2e-5), 0, 50), CPU
+    )
+    np.testing.assert_allclose(
+        doubled["signal"], 2 * found["signal"], rtol=0.02
+    )  # both grow with η alone
     values = fed_cdp_grid.utility_values(found)
     assert values["noise"]["mean"] == pytest.approx(math.sqrt((found["noise"] ** 2).sum()))
-    assert values["signal_to_noise"]["mean"] == pytest.approx(values["signal"]["mean"] / values["noise"]["mean"])
+    assert values["signal_to_noise"]["mean"] == pytest.approx(
+        values["signal"]["mean"] / values["noise"]["mean"]
+    )
 
 
 def test_looking_at_a_trained_model_leaves_the_next_look_alone():
@@ -307,7 +359,9 @@ def test_parts_of_one_table_have_the_same_columns():
     columns = {}
     for part in PARTS.values():
         for dataset in part.datasets:
-            columns.setdefault(part.table, set()).add(tuple(part.make(FULL, dataset, EveryRate())[0].key()))
+            columns.setdefault(part.table, set()).add(
+                tuple(part.make(FULL, dataset, EveryRate())[0].key())
+            )
     assert all(len(found) == 1 for found in columns.values())
 
 
@@ -316,8 +370,15 @@ def test_every_published_accuracy_has_its_cells(table):
     printed = load_published(f"fed_cdp/{table}").query("metric == 'accuracy'")
     keys = [c for c in printed.columns if c not in ("metric", "unit", "value")]
     parts = [part for part in PARTS.values() if part.table == table]
-    cells = {tuple(f"{cell.key()[k]:g}" if isinstance(cell.key()[k], float) else str(cell.key()[k]) for k in keys)
-             for part in parts for d in part.datasets for cell in part.make(FULL, d, EveryRate())}  # fmt: skip
+    cells = {
+        tuple(
+            f"{cell.key()[k]:g}" if isinstance(cell.key()[k], float) else str(cell.key()[k])
+            for k in keys
+        )
+        for part in parts
+        for d in part.datasets
+        for cell in part.make(FULL, d, EveryRate())
+    }
     assert {tuple(row) for row in printed[keys].to_numpy()} <= cells
 
 
@@ -328,12 +389,16 @@ def test_every_arm_gets_the_same_effort():
     )
     assert all(tuple(sorted(rates)) == RATES for rates in tried["local_lr"].apply(list))
     assert {(m, s) for m, s, *_ in tried.groups} == set(ARMS)
-    efforts = {(c.point.participants, c.point.rounds, c.point.held_out, c.point.seeds) for c in cells}
+    efforts = {
+        (c.point.participants, c.point.rounds, c.point.held_out, c.point.seeds) for c in cells
+    }
     assert efforts == {(5, 10, True, 1)}
 
 
 def test_every_rate_is_tried_where_the_tables_stand():
-    wanted = {(end, dataset) for end in ("", "_images") for dataset in PARTS[f"every_rate{end}"].datasets}
+    wanted = {
+        (end, dataset) for end in ("", "_images") for dataset in PARTS[f"every_rate{end}"].datasets
+    }
     assert {dataset for _, dataset in wanted} == set(PAPER)
     for end, dataset in wanted:
         cells = {cell.point for cell in PARTS[f"every_rate{end}"].make(FULL, dataset, {})}
@@ -341,13 +406,26 @@ def test_every_rate_is_tried_where_the_tables_stand():
             assert dataset in PARTS[name].datasets
             shared = [cell.point for cell in PARTS[name].make(FULL, dataset, EveryRate())]
             shared = [point for point in shared if point.clip_norm == 4 and point.noise_scale == 6]
-            assert shared and all(replace(point, local_lr=rate) in cells for point in shared for rate in RATES)
+            assert shared and all(
+                replace(point, local_lr=rate) in cells for point in shared for rate in RATES
+            )
 
 
 def rates_frame(scores, **changes):
-    rows = [{"dataset": "mnist", "method": "fed_cdp", "setting": "code", "noise_scale": "6", "local_iterations": "100",
-             "local_lr": f"{rate:g}", "metric": "accuracy", "mean": score} | changes
-            for rate, score in zip(RATES, scores, strict=False)]  # fmt: skip
+    rows = [
+        {
+            "dataset": "mnist",
+            "method": "fed_cdp",
+            "setting": "code",
+            "noise_scale": "6",
+            "local_iterations": "100",
+            "local_lr": f"{rate:g}",
+            "metric": "accuracy",
+            "mean": score,
+        }
+        | changes
+        for rate, score in zip(RATES, scores, strict=False)
+    ]
     return pd.DataFrame(rows)
 
 
@@ -361,11 +439,16 @@ def test_the_best_rate_is_the_smaller_of_equal_ones_and_needs_a_whole_grid():
 def test_a_point_takes_its_arms_rate_or_says_what_is_missing():
     rates = fed_cdp_grid.best_rates(rates_frame([0.1, 0.2, 0.9, 0.2, 0.1]))
     point = Training("mnist", "fed_cdp", "code")
-    assert fed_cdp_grid.rated(point, rates).local_lr == RATES[2]
-    assert fed_cdp_grid.rated(replace(point, method="median_clip"), rates).local_lr == RATES[2]
-    assert fed_cdp_grid.rated(replace(point, noise_scale=2.0), rates, like=point).local_lr == RATES[2]
-    with pytest.raises(InputError, match="printed, 6, 100 is not chosen yet: record the part learning_rates"):
-        fed_cdp_grid.rated(replace(point, setting="printed"), rates)
+    assert fed_cdp_grid.with_rate(point, rates).local_lr == RATES[2]
+    assert fed_cdp_grid.with_rate(replace(point, method="median_clip"), rates).local_lr == RATES[2]
+    assert (
+        fed_cdp_grid.with_rate(replace(point, noise_scale=2.0), rates, like=point).local_lr
+        == RATES[2]
+    )
+    with pytest.raises(
+        InputError, match="printed, 6, 100 is not chosen yet: record the part learning_rates"
+    ):
+        fed_cdp_grid.with_rate(replace(point, setting="printed"), rates)
 
 
 def test_norms_are_summed_up_by_tenths():
@@ -383,16 +466,27 @@ def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeyp
     smoke = FedCdp.of_profile("smoke", dataset="cancer", device="cpu")
     monkeypatch.setattr(fed_cdp_grid, "ARMS", ARMS[:1])
     monkeypatch.setattr(run, "point_cache", lambda chapter: tmp_path / "points")
-    monkeypatch.setattr("fl_privacy_lib.reproduction.points.point_cache", lambda chapter: tmp_path / "points")
+    monkeypatch.setattr(
+        "fl_privacy_lib.reproduction.points.point_cache", lambda chapter: tmp_path / "points"
+    )
     alone = run.finished_points
-    monkeypatch.setattr(run, "finished_points", lambda p, d, label="": alone(p, d, label, workers=1))
+    monkeypatch.setattr(
+        run, "finished_points", lambda p, d, label="": alone(p, d, label, workers=1)
+    )
     run.record(smoke, "learning_rates", tmp_path)
     frame = measured("fed_cdp/learning_rates", tmp_path)
     assert set(frame["local_lr"].astype(float)) == set(RATES) and set(frame["profile"]) == {"smoke"}
-    assert list(run.chosen_rates(tmp_path)) == [("cancer", "non_private", "not_applicable", "6", "2")]
+    assert list(run.chosen_rates(tmp_path)) == [
+        ("cancer", "non_private", "not_applicable", "6", "2")
+    ]
     run.record(smoke, "fed_cdp/table_1", tmp_path)
     row = measured("fed_cdp/table_1", tmp_path).query("metric == 'accuracy'").iloc[0]
-    assert (row["clients"], row["participants"], row["rounds"], row["seeds"]) == ("1000", "100", "1", "1")
+    assert (row["clients"], row["participants"], row["rounds"], row["seeds"]) == (
+        "1000",
+        "100",
+        "1",
+        "1",
+    )
     before = (tmp_path / "fed_cdp" / "table_1.csv").read_text()
     run.record(smoke, "table_1", tmp_path)
     assert (tmp_path / "fed_cdp" / "table_1.csv").read_text() == before
@@ -401,7 +495,9 @@ def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeyp
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(InputError, match="records no part 'table_9'; it records learning_rates, table_2_100_5"):
+    with pytest.raises(
+        InputError, match="records no part 'table_9'; it records learning_rates, table_2_100_5"
+    ):
         run.record(FULL, "table_9")
     with pytest.raises(InputError, match="dataset = digits of noise is not in"):
         run.record(FedCdp.of_profile("full", dataset="digits"), "noise")
@@ -414,20 +510,37 @@ def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():
             c for d in part.datasets for c in part.make(FULL, d, EveryRate())
         )
     for entry in load_claims():
-        if entry["chapter"] != "05" or "test" not in entry or entry["table"] == "fed_cdp/statements":
+        if (
+            entry["chapter"] != "05"
+            or "test" not in entry
+            or entry["table"] == "fed_cdp/statements"
+        ):
             continue
-        rows = pd.DataFrame([{k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in c.key().items()}
-                             for c in cells[entry["table"]]])  # fmt: skip
+        rows = pd.DataFrame(
+            [
+                {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in c.key().items()}
+                for c in cells[entry["table"]]
+            ]
+        )
         test = entry["test"]
         for wanted in (entry.get("rows", {}), test.get("rows", {}), test.get("than", {})):
             for column, values in wanted.items():
                 values = values if isinstance(values, list) else [values]
                 assert {str(v) for v in values} <= set(rows[column]), (entry["id"], column)
-        assert set(test.get("on", [])) | set(published_setting(entry["table"])) <= set(rows.columns), entry["id"]
+        assert set(test.get("on", [])) | set(published_setting(entry["table"])) <= set(
+            rows.columns
+        ), entry["id"]
 
 
 def test_the_best_level_is_looked_for_in_whole_series():
-    test = {"check": "best", "metric": "accuracy", "over": "clip", "levels": [1, 2, 4], "at": [2, 4], "on": ["dataset"]}
+    test = {
+        "check": "best",
+        "metric": "accuracy",
+        "over": "clip",
+        "levels": [1, 2, 4],
+        "at": [2, 4],
+        "on": ["dataset"],
+    }
 
     def held(*scores):
         rows = [{"dataset": d, "clip": c, "metric": "accuracy", "mean": m} for d, c, m in scores]
@@ -435,6 +548,10 @@ def test_the_best_level_is_looked_for_in_whole_series():
 
     assert held(("a", "1", 0.5), ("a", "2", 0.6), ("a", "4", 0.1)) == [True]
     assert held(("a", "1", 0.7), ("a", "2", 0.6), ("a", "4", 0.1)) == [False]
-    assert held(("a", "1", 0.6), ("a", "2", 0.6), ("a", "4", 0.1)) == [True]  # no worse than the best
+    assert held(("a", "1", 0.6), ("a", "2", 0.6), ("a", "4", 0.1)) == [
+        True
+    ]  # no worse than the best
     assert held(("a", "1", 0.5), ("a", "2", 0.6)) == []
-    assert held(*[("a", c, 0.1) for c in "124"], ("b", "1", 1.0), ("b", "2", 0.0), ("b", "4", 0.0)) == [True, False]
+    assert held(
+        *[("a", c, 0.1) for c in "124"], ("b", "1", 1.0), ("b", "2", 0.0), ("b", "4", 0.0)
+    ) == [True, False]

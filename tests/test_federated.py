@@ -23,7 +23,9 @@ def expected_update(model, train, partition, plan, rule, update_rule=None, round
     data = [(train[0][own], train[1][own]) for own in held]
     batches = [plan.batches(int(c), len(own), round) for c, own in zip(ids, held, strict=True)]
     shares = [1 / plan.participants] * len(ids)
-    return aggregated_update(model, data, batches, shares, plan.batch_size, plan.local_lr, rule, update_rule)
+    return aggregated_update(
+        model, data, batches, shares, plan.batch_size, plan.local_lr, rule, update_rule
+    )
 
 
 # --- the simulation against the naive loop
@@ -101,7 +103,9 @@ def test_rounds_follow_each_other_with_the_servers_step():
 @pytest.mark.parametrize("kind", MODELS)
 def test_example_gradients_equal_autograd_one_by_one(kind):
     model, (x, y), _ = setting(kind, torch.float64)
-    weights = {n: torch.stack([w, 0.9 * w]) for n, w in parameters_of(model).items()}  # [clients, …]
+    weights = {
+        n: torch.stack([w, 0.9 * w]) for n, w in parameters_of(model).items()
+    }  # [clients, …]
     gradients = example_gradients(model, weights, x[:6].unflatten(0, (2, 3)), y[:6].reshape(2, 3))
     for client in range(2):
         own = build(*MODELS[kind], CLASSES, torch.Generator()).double()
@@ -114,13 +118,17 @@ def test_example_gradients_equal_autograd_one_by_one(kind):
 
 def test_example_gradients_of_soft_labels():
     model, (x, _), _ = setting("training_cnn 28×28×1", torch.float64)
-    soft = torch.rand((1, 3, CLASSES), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    soft = torch.rand(
+        (1, 3, CLASSES), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     soft = soft / soft.sum(-1, keepdim=True)
     weights = {n: w[None] for n, w in parameters_of(model).items()}
     gradients = example_gradients(model, weights, x[None, :3], soft)
     for example in range(3):
         expected = gradient_of(model, x[example], soft[0, example])
-        assert relative_distance({n: g[0, example] for n, g in gradients.items()}, expected) <= 1e-12
+        assert (
+            relative_distance({n: g[0, example] for n, g in gradients.items()}, expected) <= 1e-12
+        )
     sharp = torch.nn.functional.one_hot(torch.tensor([[1, 4, 0]]), CLASSES).double()
     hard = example_gradients(model, weights, x[None, :3], torch.tensor([[1, 4, 0]]))
     one_hot = example_gradients(model, weights, x[None, :3], sharp)
@@ -138,7 +146,9 @@ def test_a_run_repeats_bit_by_bit_and_depends_on_the_plans_seed(defense):
     runs = []
     for global_seed, seed in ((1, 0), (2, 0), (3, 1)):
         torch.manual_seed(global_seed)
-        runs.append(simulate(model, train, partition, plan_of(rounds=2, seed=seed), defense).weights)
+        runs.append(
+            simulate(model, train, partition, plan_of(rounds=2, seed=seed), defense).weights
+        )
     assert same(runs[0], runs[1])
     assert not same(runs[0], runs[2])
 
@@ -148,10 +158,14 @@ def test_a_clients_noise_does_not_depend_on_who_else_takes_part(defense):
     model, train, partition = setting("mlp", clients=8)
     few, many = plan_of(clients=8, participants=3), plan_of(clients=8, participants=7)
     both = set(few.participants_of(0).tolist()) & set(many.participants_of(0).tolist())
-    assert both and set(few.participants_of(0).tolist()) != both | set(many.participants_of(0).tolist())
+    assert both and set(few.participants_of(0).tolist()) != both | set(
+        many.participants_of(0).tolist()
+    )
     places = (("example", 1), ("batch", 1), ("update", 0), ("received", 0))
     taps = [Tap(stage, client, 0, i) for client in both for stage, i in places]
-    one, other = (simulate(model, train, partition, p, defense, taps=taps).observations for p in (few, many))
+    one, other = (
+        simulate(model, train, partition, p, defense, taps=taps).observations for p in (few, many)
+    )
     assert set(one) == set(other) == set(taps)
     assert all(same(one[t].values, other[t].values) for t in taps)
 
@@ -161,7 +175,9 @@ def test_taps_and_evaluation_do_not_change_a_run():
     plan, defense = plan_of(rounds=2), fed_cdp("example")
     bare = simulate(model, train, partition, plan, defense).weights
     taps = [Tap(s, c, r) for s in TAPS for c in range(4) for r in range(2)]
-    assert same(simulate(model, train, partition, plan, defense, taps=taps, evaluation=train).weights, bare)
+    assert same(
+        simulate(model, train, partition, plan, defense, taps=taps, evaluation=train).weights, bare
+    )
 
 
 # --- evaluation and refusals
@@ -212,7 +228,9 @@ def test_a_partition_for_another_number_of_clients_is_refused():
 
 
 def test_an_unknown_tap_is_refused_with_the_nearest_word():
-    with pytest.raises(InputError, match=r"stage = 'updates' is not one of .*did you mean update\?"):
+    with pytest.raises(
+        InputError, match=r"stage = 'updates' is not one of .*did you mean update\?"
+    ):
         Tap("updates")
 
 

@@ -5,7 +5,10 @@ import pytest
 
 from fl_privacy_lib.reproduction import figures
 
-GROUPS = {"one": {"a": ([1, 2], [0.1, 0.2]), "b": ([1, 2], [0.3, 0.4])}, "other": {"b": ([1, 2], [0.5, 0.6])}}
+GROUPS = {
+    "one": {"a": ([1, 2], [0.1, 0.2]), "b": ([1, 2], [0.3, 0.4])},
+    "other": {"b": ([1, 2], [0.5, 0.6])},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +25,23 @@ def levels(axes):
 def test_a_name_looks_the_same_in_every_panel():
     one, other = figures.panels(GROUPS, "x", "y").axes
     assert [line.get_label() for line in one.lines] == ["a", "b"]
-    look = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in (*one.lines, *other.lines)]
+    look = [
+        (line.get_color(), line.get_marker(), line.get_linestyle())
+        for line in (*one.lines, *other.lines)
+    ]
     assert look[1] == look[2] != look[0]
 
 
 @pytest.mark.parametrize(
     ("height", "one", "other"),
-    [(0.5, [0.5], [0.5]), ({"one": 0.5, "other": 0.7}, [0.5], [0.7]), ({"other": 0.7}, [], [0.7]),
-     ({"one": None, "other": 0.7}, [], [0.7]), ({"one": None}, [], []), ({}, [], [])],
+    [
+        (0.5, [0.5], [0.5]),
+        ({"one": 0.5, "other": 0.7}, [0.5], [0.7]),
+        ({"other": 0.7}, [], [0.7]),
+        ({"one": None, "other": 0.7}, [], [0.7]),
+        ({"one": None}, [], []),
+        ({}, [], []),
+    ],
 )
 def test_a_line_stands_in_the_panels_that_have_one_and_in_the_legend(height, one, other):
     figure = figures.panels(GROUPS, "x", "y", reference=("a guess", height))

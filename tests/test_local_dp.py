@@ -1,7 +1,7 @@
-"""Local mechanisms: laws against their definitions, draws against their laws, moments against integrals.
+"""Local mechanisms: probabilities against definitions, draws against them, moments against integrals.
 
-A statistical test fails wrongly with probability WRONG_ALARM at most; its seed is fixed, so it does so always or never.
-"""
+A statistical test fails wrongly with probability WRONG_ALARM at most; its seed is fixed, so it does
+so always or never."""
 
 import itertools
 import math
@@ -46,33 +46,43 @@ def generator(seed=0):
 
 def all_selections(epsilon, k):
     private = [Exponential(epsilon), PerturbedSampling(epsilon, k)]
-    return [*private, *(PerturbedEncoding(epsilon, k, reading) for reading in READINGS), TopK(k), RandomChoice()]
+    return [
+        *private,
+        *(PerturbedEncoding(epsilon, k, reading) for reading in READINGS),
+        TopK(k),
+        RandomChoice(),
+    ]
 
 
-def fits(observed, law):
-    """Whether counts look drawn from a law: a chi-squared test over the outputs that are possible."""
-    assert observed[law == 0].sum() == 0
-    possible = law > 0
+def fits(observed, distribution):
+    """Whether counts look drawn from a distribution: a chi-squared test over the outputs that are possible."""
+    assert observed[distribution == 0].sum() == 0
+    possible = distribution > 0
     if possible.sum() == 1:
         return True
-    return stats.chisquare(observed[possible], law[possible] * observed.sum()).pvalue > WRONG_ALARM
+    return (
+        stats.chisquare(observed[possible], distribution[possible] * observed.sum()).pvalue
+        > WRONG_ALARM
+    )
 
 
-# ---- selection: the laws, from their definitions ---------------------------------------------------------------
+# ---- selection: the distributions, from their definitions ----
 
 
 def by_flipping(status, keep):
     """PE as it is described: flip every bit, take one of the ones; over all 2^d outcomes."""
     d = len(status)
-    law = np.zeros(d + 1)
+    distribution = np.zeros(d + 1)
     for bits in itertools.product((0, 1), repeat=d):
-        chance = math.prod(keep if bit == true else 1 - keep for bit, true in zip(bits, status, strict=True))
+        chance = math.prod(
+            keep if bit == true else 1 - keep for bit, true in zip(bits, status, strict=True)
+        )
         ones = np.flatnonzero(bits)
         if len(ones):
-            law[ones] += chance / len(ones)
+            distribution[ones] += chance / len(ones)
         else:
-            law[d] += chance
-    return law
+            distribution[d] += chance
+    return distribution
 
 
 @given(st.integers(2, 7), st.data(), st.floats(0.01, 8), st.sampled_from(READINGS))
@@ -85,7 +95,9 @@ def test_encoding_has_the_law_of_flipped_bits(d, data, epsilon, reading):
     if reading != "calibrated":
         power = epsilon if reading == "e_eps" else epsilon / 2
         assert keep == pytest.approx(math.exp(power) / (1 + math.exp(power)), rel=1e-12)
-    assert mechanism.law(status, d) == pytest.approx(by_flipping(status, keep), rel=1e-9, abs=1e-15)
+    assert mechanism.probabilities(status, d) == pytest.approx(
+        by_flipping(status, keep), rel=1e-9, abs=1e-15
+    )
 
 
 @given(st.integers(2, 9), st.data(), st.floats(0.01, 20))
@@ -93,14 +105,18 @@ def test_encoding_has_the_law_of_flipped_bits(d, data, epsilon, reading):
 def test_ranking_and_sampling_have_their_laws(d, data, epsilon):
     ranks = data.draw(st.permutations(range(1, d + 1)))
     weights = [math.exp(epsilon * z / (d - 1)) for z in ranks]
-    assert Exponential(epsilon).law(ranks, d)[:d] == pytest.approx(np.array(weights) / sum(weights), rel=1e-12)
+    assert Exponential(epsilon).probabilities(ranks, d)[:d] == pytest.approx(
+        np.array(weights) / sum(weights), rel=1e-12
+    )
     k = data.draw(st.integers(1, d))
     status = np.array(ranks) > d - k
     top = math.exp(epsilon) * k / (d - k + math.exp(epsilon) * k)
     expected = [top / k if one else (1 - top) / (d - k) for one in status]
-    assert PerturbedSampling(epsilon, k).law(status, d)[:d] == pytest.approx(expected, rel=1e-6)
-    assert TopK(k).law(status, d)[:d] == pytest.approx(status / k)
-    assert RandomChoice().law(status, d) == pytest.approx(np.append(np.full(d, 1 / d), 0))
+    assert PerturbedSampling(epsilon, k).probabilities(status, d)[:d] == pytest.approx(
+        expected, rel=1e-6
+    )
+    assert TopK(k).probabilities(status, d)[:d] == pytest.approx(status / k)
+    assert RandomChoice().probabilities(status, d) == pytest.approx(np.append(np.full(d, 1 / d), 0))
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=5), st.data(), st.floats(0.1, 5))
@@ -108,46 +124,56 @@ def test_ranking_and_sampling_have_their_laws(d, data, epsilon):
 def test_ties_have_the_mean_law_of_all_orders(scores, data, epsilon):
     d = len(scores)
     k = data.draw(st.integers(1, d - 1))
-    orders = [o for o in itertools.permutations(range(d)) if sorted(scores) == [scores[j] for j in o]]
+    orders = [
+        o for o in itertools.permutations(range(d)) if sorted(scores) == [scores[j] for j in o]
+    ]
     for mechanism in all_selections(epsilon, k):
-        laws = []
+        distributions = []
         for order in orders:
             ranks = np.empty(d, dtype=int)
             ranks[list(order)] = np.arange(1, d + 1)
-            laws.append(mechanism.law(ranks if mechanism.name == "exp" else ranks > d - k, d))
-        assert mechanism.law_given(scores) == pytest.approx(np.mean(laws, axis=0), rel=1e-9, abs=1e-15)
+            distributions.append(
+                mechanism.probabilities(ranks if mechanism.name == "exp" else ranks > d - k, d)
+            )
+        assert mechanism.probabilities_given(scores) == pytest.approx(
+            np.mean(distributions, axis=0), rel=1e-9, abs=1e-15
+        )
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1.0, 50.0, 500.0])
-@pytest.mark.parametrize(("d", "k"), [(2, 1), (123, 12), (10_000, 1), (10_000, 1000), (10_000, 9999)])
+@pytest.mark.parametrize(
+    ("d", "k"), [(2, 1), (123, 12), (10_000, 1), (10_000, 1000), (10_000, 9999)]
+)
 def test_laws_stay_laws_at_the_extremes(epsilon, d, k):
     for mechanism in all_selections(epsilon, k):
-        law = mechanism.rank_law(d)
-        assert np.isfinite(law).all() and (law >= 0).all()
-        assert math.fsum(law) == pytest.approx(1, rel=1e-10)
-        assert (np.diff(law[:-1]) >= 0).all()  # a larger score is never less likely
+        distribution = mechanism.rank_probabilities(d)
+        assert np.isfinite(distribution).all() and (distribution >= 0).all()
+        assert math.fsum(distribution) == pytest.approx(1, rel=1e-10)
+        assert (np.diff(distribution[:-1]) >= 0).all()  # a larger score is never less likely
 
 
 # ---- selection: the draws ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scores", [[0.3, 0.1, 0.9, 0.5, 0.2], [0, 0.7, 0, 0, 0.7], [1] * 5, [0, 0, 0.4, 0.1, 0]])
+@pytest.mark.parametrize(
+    "scores", [[0.3, 0.1, 0.9, 0.5, 0.2], [0, 0.7, 0, 0, 0.7], [1] * 5, [0, 0, 0.4, 0.1, 0]]
+)
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_draws_follow_the_law_with_and_without_ties(scores, k):
     rows = torch.tensor(scores, dtype=torch.float32).expand(20_000, 5)
     for mechanism in all_selections(1.2, k):
         chosen = mechanism(rows, generator(k))
         observed = np.bincount(np.where(chosen < 0, 5, chosen), minlength=6)
-        assert fits(observed, mechanism.law_given(scores)), mechanism
+        assert fits(observed, mechanism.probabilities_given(scores)), mechanism
 
 
 def test_a_top_k_of_all_is_uniform_among_what_is_sent():
     rows = torch.rand(1, 4, generator=generator(6)).expand(20_000, 4)
     for mechanism in (TopK(4), PerturbedSampling(2.0, 4), PerturbedEncoding(0.5, 4, "e_eps")):
         chosen = mechanism(rows, generator(7))
-        none = mechanism.rank_law(4)[-1]
-        law = np.append(np.full(4, (1 - none) / 4), none)
-        assert fits(np.bincount(np.where(chosen < 0, 4, chosen), minlength=5), law)
+        none = mechanism.rank_probabilities(4)[-1]
+        distribution = np.append(np.full(4, (1 - none) / 4), none)
+        assert fits(np.bincount(np.where(chosen < 0, 4, chosen), minlength=5), distribution)
 
 
 @given(st.integers(2, 12), st.integers(0, 40), st.data(), st.floats(0.1, 50))
@@ -178,9 +204,15 @@ def test_the_largest_is_found_among_ten_thousand():
     assert (TopK(1)(scores, generator()) == scores.argmax(1)).all()
     assert (PerturbedSampling(50.0, 1)(scores, generator()) == scores.argmax(1)).all()
     assert (PerturbedEncoding(50.0, 1)(scores, generator()) == scores.argmax(1)).all()
-    assert (Exponential(500.0)(scores[:, :9], generator()) == scores[:, :9].argmax(1)).all()  # e^62 from rank to rank
+    assert (
+        Exponential(500.0)(scores[:, :9], generator()) == scores[:, :9].argmax(1)
+    ).all()  # e^62 from rank to rank
     top = scores.topk(1000, dim=1).values[:, -1]
-    for mechanism in (TopK(1000), PerturbedSampling(50.0, 1000), PerturbedEncoding(50.0, 1000, "e_eps")):
+    for mechanism in (
+        TopK(1000),
+        PerturbedSampling(50.0, 1000),
+        PerturbedEncoding(50.0, 1000, "e_eps"),
+    ):
         chosen = mechanism(scores, generator())
         assert (scores.gather(1, chosen[:, None])[:, 0] >= top).all()
 
@@ -195,15 +227,27 @@ def test_the_largest_is_found_among_ten_thousand():
         (lambda: TopK(0), "k = 0 must be a whole number of at least 1"),
         (lambda: PerturbedSampling(1.0, 1.5), "k = 1.5 must be a whole number"),
         (lambda: PerturbedEncoding(1.0, 1, "e_epsilon"), "did you mean e_eps"),
-        (lambda: PerturbedSampling(1.0, 4)(torch.rand(2, 3), generator()), "k = 4 is more than the d = 3 dimensions"),
-        (lambda: Exponential(1.0)(torch.rand(2, 1), generator()), "d = 1 leaves nothing to select from"),
-        (lambda: PerturbedEncoding(1.0, 1).law([1], 1), "d = 1 leaves nothing"),
-        (lambda: PerturbedEncoding(1.0, 3).rank_law(3), "k = d = 3 puts every dimension"),
-        (lambda: TopK(1)(torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), generator()), r"scores\[1, 0\] = nan"),
-        (lambda: Exponential(1.0)(torch.tensor([[0.0, math.inf]]), generator()), r"scores\[0, 1\] = inf"),
+        (
+            lambda: PerturbedSampling(1.0, 4)(torch.rand(2, 3), generator()),
+            "k = 4 is more than the d = 3 dimensions",
+        ),
+        (
+            lambda: Exponential(1.0)(torch.rand(2, 1), generator()),
+            "d = 1 leaves nothing to select from",
+        ),
+        (lambda: PerturbedEncoding(1.0, 1).probabilities([1], 1), "d = 1 leaves nothing"),
+        (lambda: PerturbedEncoding(1.0, 3).rank_probabilities(3), "k = d = 3 puts every dimension"),
+        (
+            lambda: TopK(1)(torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), generator()),
+            r"scores\[1, 0\] = nan",
+        ),
+        (
+            lambda: Exponential(1.0)(torch.tensor([[0.0, math.inf]]), generator()),
+            r"scores\[0, 1\] = inf",
+        ),
         (lambda: TopK(1)(torch.rand(3), generator()), r"\[3\]: give one row per client"),
-        (lambda: TopK(2).law([1, 0, 0], 3), "k = 2 of them 1"),
-        (lambda: Exponential(1.0).law([1, 1, 3], 3), "permutation of 1, …, 3"),
+        (lambda: TopK(2).probabilities([1, 0, 0], 3), "k = 2 of them 1"),
+        (lambda: Exponential(1.0).probabilities([1, 1, 3], 3), "permutation of 1, …, 3"),
     ],
 )
 def test_wrong_selections_say_what_to_do(wrong, says):
@@ -218,15 +262,25 @@ def moment(mechanism, t, power):
     """E[output^power]: the atoms added up, the density integrated between the places where it jumps."""
     duchi = Duchi(mechanism.epsilon).output_bound()
     has_atoms = isinstance(mechanism, Duchi | Hybrid)
-    total = sum(y**power * math.exp(mechanism.log_law(y, t)) for y in (-duchi, duchi)) if has_atoms else 0.0
+    total = (
+        sum(y**power * math.exp(mechanism.log_prob(y, t)) for y in (-duchi, duchi))
+        if has_atoms
+        else 0.0
+    )
     if isinstance(mechanism, Duchi):
         return total
-    density = lambda y: y**power * math.exp(mechanism.log_law(y, t))  # noqa: E731
+    density = lambda y: y**power * math.exp(mechanism.log_prob(y, t))  # noqa: E731
     if isinstance(mechanism, Laplace):
         reach = 100 / mechanism.epsilon
-        return quad(density, t - reach, t, epsabs=1e-12, limit=200)[0] + quad(density, t, t + reach, limit=200)[0]
+        return (
+            quad(density, t - reach, t, epsabs=1e-12, limit=200)[0]
+            + quad(density, t, t + reach, limit=200)[0]
+        )
     end = mechanism.output_bound()
-    wide, narrow = Piecewise(mechanism.epsilon).output_bound() + 1, Piecewise(mechanism.epsilon).output_bound() - 1
+    wide, narrow = (
+        Piecewise(mechanism.epsilon).output_bound() + 1,
+        Piecewise(mechanism.epsilon).output_bound() - 1,
+    )
     cuts = [-end, (wide * t - narrow) / 2, (wide * t + narrow) / 2, end]
     return total + sum(quad(density, a, b)[0] for a, b in itertools.pairwise(cuts) if b > a)
 
@@ -249,7 +303,9 @@ def test_variances_are_the_printed_ones():
     assert Piecewise(e).variance(t) == pytest.approx(piecewise)
     assert Duchi(e).variance(t) == pytest.approx(duchi)
     assert Hybrid(e).variance(t) == pytest.approx((1 - 1 / half) * piecewise + duchi / half)
-    assert Hybrid(e).variance(0.9) == pytest.approx(Hybrid(e).variance(0.0))  # above ε* it is constant
+    assert Hybrid(e).variance(0.9) == pytest.approx(
+        Hybrid(e).variance(0.0)
+    )  # above ε* it is constant
     assert Laplace(e).variance(t) == pytest.approx(8 / e**2)
     assert HYBRID_FROM == pytest.approx(0.61, abs=0.005)
     assert Hybrid(0.6).variance(t) == Duchi(0.6).variance(t)
@@ -265,26 +321,36 @@ def test_draws_follow_the_law_of_the_output(kind, epsilon):
     for t in (-1.0, -0.3, 0.0, 0.8, 1.0):
         drawn = mechanism(torch.full((n,), t, dtype=torch.float64), generator(7)).numpy()
         assert np.abs(drawn).max() <= mechanism.output_bound() * (1 + 1e-12)
-        law = [mass(mechanism, t, *cell) for cell in itertools.pairwise(edges)]
-        law += np.exp(mechanism.log_law(atoms, t)).tolist()
-        counts = [*np.histogram(drawn[~np.isin(drawn, atoms)], edges)[0], *((drawn == y).sum() for y in atoms)]
-        common = np.array(law) * n > 10  # the others are counted together
-        rest = max(0.0, 1 - np.array(law)[common].sum())
-        law, counts = np.append(np.array(law)[common], rest), np.append(np.array(counts)[common], 0)
+        distribution = [mass(mechanism, t, *cell) for cell in itertools.pairwise(edges)]
+        distribution += np.exp(mechanism.log_prob(atoms, t)).tolist()
+        counts = [
+            *np.histogram(drawn[~np.isin(drawn, atoms)], edges)[0],
+            *((drawn == y).sum() for y in atoms),
+        ]
+        common = np.array(distribution) * n > 10  # the others are counted together
+        rest = max(0.0, 1 - np.array(distribution)[common].sum())
+        distribution, counts = (
+            np.append(np.array(distribution)[common], rest),
+            np.append(np.array(counts)[common], 0),
+        )
         counts[-1] = n - counts.sum()
-        assert fits(counts, law / law.sum())
+        assert fits(counts, distribution / distribution.sum())
 
 
 def mass(mechanism, t, low, high):
     """P(low < output < high) without atoms, by the midpoint rule."""
     grid = np.linspace(low, high, 20_001)
-    return float(np.exp(mechanism.log_law((grid[1:] + grid[:-1]) / 2, t)).mean() * (high - low))
+    return float(np.exp(mechanism.log_prob((grid[1:] + grid[:-1]) / 2, t)).mean() * (high - low))
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("kind", ONE_DIMENSIONAL)
 def test_draws_have_their_mean_and_variance(kind, epsilon):
-    mechanism, n, limit = kind(epsilon), 40_000, stats.norm.isf(WRONG_ALARM / 20)  # 5 values, 2 tests, 2 sides
+    mechanism, n, limit = (
+        kind(epsilon),
+        40_000,
+        stats.norm.isf(WRONG_ALARM / 20),
+    )  # 5 values, 2 tests, 2 sides
     for t in (-1.0, -0.3, 0.0, 0.8, 1.0):
         drawn = mechanism(torch.full((n,), t, dtype=torch.float64), generator(8)).numpy()
         off = (drawn - t) / math.sqrt(float(mechanism.variance(t)))
@@ -292,7 +358,12 @@ def test_draws_have_their_mean_and_variance(kind, epsilon):
         assert abs(np.mean(off**2) - 1) < limit * math.sqrt(max(np.mean(off**4) - 1, 1e-4) / n)
 
 
-@given(st.sampled_from(ONE_DIMENSIONAL), EPSILONS, st.lists(st.floats(-1, 1), max_size=20), st.booleans())
+@given(
+    st.sampled_from(ONE_DIMENSIONAL),
+    EPSILONS,
+    st.lists(st.floats(-1, 1), max_size=20),
+    st.booleans(),
+)
 @settings(max_examples=80, deadline=None)
 def test_shape_and_type_and_bound_are_kept(kind, epsilon, values, double):
     t = torch.tensor(values, dtype=torch.float64 if double else torch.float32)
@@ -312,7 +383,9 @@ def test_whole_numbers_are_refused(kind):
 def test_values_outside_are_refused_or_clipped():
     outside = torch.tensor([0.5, -3.25, 1.5])
     for kind in ONE_DIMENSIONAL:
-        with pytest.raises(InputError, match=r"3\.25, above 1: scale the values, or say outside='clip'"):
+        with pytest.raises(
+            InputError, match=r"3\.25, above 1: scale the values, or say outside='clip'"
+        ):
             kind(1.0)(outside, generator())
         for outside_too in ("refuse", "clip"):
             with pytest.raises(InputError, match="NaN or infinity"):
@@ -329,10 +402,18 @@ def test_values_outside_are_refused_or_clipped():
 # ---- vectors -------------------------------------------------------------------------------------------------
 
 VECTORS = [
-    Flat(Piecewise, 1.0, 6), Flat(Piecewise, 6.0, 6), Flat(Hybrid, 1.0, 6), Flat(Hybrid, 8.0, 3),
-    Flat(Piecewise, 1.0, 6, scaled=False), Flat(Hybrid, 6.0, 6, scaled=False), Flat(Laplace, 2.0, 6),
-    Flat(Duchi, 1.0, 6, reading="published"), Flat(Duchi, 1.0, 6), Flat(Duchi, 2.0, 5), Flat(Duchi, 1.5, 1),
-]  # fmt: skip
+    Flat(Piecewise, 1.0, 6),
+    Flat(Piecewise, 6.0, 6),
+    Flat(Hybrid, 1.0, 6),
+    Flat(Hybrid, 8.0, 3),
+    Flat(Piecewise, 1.0, 6, scaled=False),
+    Flat(Hybrid, 6.0, 6, scaled=False),
+    Flat(Laplace, 2.0, 6),
+    Flat(Duchi, 1.0, 6, reading="published"),
+    Flat(Duchi, 1.0, 6),
+    Flat(Duchi, 2.0, 5),
+    Flat(Duchi, 1.5, 1),
+]
 
 
 @pytest.mark.parametrize("mechanism", VECTORS, ids=str)
@@ -350,20 +431,24 @@ def test_vectors_have_their_mean_and_variance(mechanism):
     assert (np.abs(ratio - 1) < 1.2 * limit * np.sqrt(np.maximum(four - 1, 1e-4) / n)).all()
 
 
-def signs_law(t, epsilon, calibrated):
+def signs_distribution(t, epsilon, calibrated):
     """Duchi's vectors as described: over all roundings v, s uniform in one half space or the other."""
     d, p = len(t), math.exp(epsilon) / (1 + math.exp(epsilon))
     cube = np.array(list(itertools.product((-1, 1), repeat=d)))
-    law = np.zeros(len(cube))
+    distribution = np.zeros(len(cube))
     for v in cube:
         chance = math.prod((1 + a * b) / 2 for a, b in zip(v, t, strict=True))
         dot = cube @ v
-        if calibrated:  # Nguyên et al.: the tied vectors count with the losing half, and its weight is adapted
+        if (
+            calibrated
+        ):  # Nguyên et al.: the tied vectors count with the losing half, and its weight is adapted
             weights = np.where(dot > 0, math.exp(epsilon), 1.0)
-            law += chance * weights / weights.sum()
+            distribution += chance * weights / weights.sum()
         else:
-            law += chance * (p * (dot >= 0) / (dot >= 0).sum() + (1 - p) * (dot <= 0) / (dot <= 0).sum())
-    return cube, law
+            distribution += chance * (
+                p * (dot >= 0) / (dot >= 0).sum() + (1 - p) * (dot <= 0) / (dot <= 0).sum()
+            )
+    return cube, distribution
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -371,15 +456,17 @@ def signs_law(t, epsilon, calibrated):
 def test_duchis_vectors_have_the_law_of_their_description(d, calibrated):
     t, epsilon, n = np.linspace(-1, 0.7, d), 1.3, 30_000
     mechanism = Flat(Duchi, epsilon, d, reading="calibrated" if calibrated else "published")
-    cube, law = signs_law(t, epsilon, calibrated)
-    assert mechanism.output_bound() * law @ cube == pytest.approx(t)  # unbiased, exactly
+    cube, distribution = signs_distribution(t, epsilon, calibrated)
+    assert mechanism.output_bound() * distribution @ cube == pytest.approx(t)  # unbiased, exactly
     if not calibrated:
         half = 2 ** (d - 1) + (0 if d % 2 else math.comb(d, d // 2) / 2)
         c = half / math.comb(d - 1, (d - 1) // 2 if d % 2 else d // 2)
-        assert mechanism.output_bound() == pytest.approx(c * (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1))
+        assert mechanism.output_bound() == pytest.approx(
+            c * (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
+        )
     drawn = mechanism(torch.tensor(t).expand(n, d), generator(d)).numpy()
     code = ((drawn > 0) @ (2 ** np.arange(d)[::-1])).astype(int)
-    assert fits(np.bincount(code, minlength=2**d), law)
+    assert fits(np.bincount(code, minlength=2**d), distribution)
 
 
 def test_the_bound_of_a_long_vector():
@@ -402,13 +489,22 @@ def test_how_many_coordinates_are_sent():
     [
         (lambda: Flat(Piecewise, 0.0, 3), "epsilon = 0.0"),
         (lambda: Flat(Piecewise, 1.0, 0), "d = 0 must be at least 1"),
-        (lambda: Flat(Laplace, 1.0, 3, scaled=False), "Laplace sends all coordinates and has no factor d"),
+        (
+            lambda: Flat(Laplace, 1.0, 3, scaled=False),
+            "Laplace sends all coordinates and has no factor d",
+        ),
         (lambda: Flat(Duchi, 1.0, 3, scaled=False), "Duchi sends all"),
-        (lambda: Flat(Hybrid, 1.0, 3)(torch.zeros(2, 4), generator()), r"\[2, 4\]: give one row per client, \[n, 3\]"),
+        (
+            lambda: Flat(Hybrid, 1.0, 3)(torch.zeros(2, 4), generator()),
+            r"\[2, 4\]: give one row per client, \[n, 3\]",
+        ),
         (lambda: Flat(Hybrid, 1.0, 3, outside="clp"), "did you mean clip"),
         (lambda: random_projection(3, 4, generator()), "q = 4 must lie between 1 and d = 3"),
         (lambda: random_projection(3, 2, generator(), 0.0), "variance = 0.0"),
-        (lambda: Compressed(Flat(Piecewise, 1.0, 2), torch.zeros(3, 4)), "as many rows as the inner d = 2"),
+        (
+            lambda: Compressed(Flat(Piecewise, 1.0, 2), torch.zeros(3, 4)),
+            "as many rows as the inner d = 2",
+        ),
     ],
 )
 def test_wrong_vectors_say_what_to_do(wrong, says):
@@ -438,7 +534,9 @@ def test_compressed_recovers_the_projection_of_the_mean():
     reports = mechanism.reports(t.expand(n, d), generator(2))
     assert torch.allclose(drawn.mean(0), mechanism.recover(reports.mean(0)))
     inverse = np.linalg.inv(matrix.numpy() @ matrix.numpy().T)
-    inverse = matrix.numpy().T @ inverse  # [d, q], the pseudo-inverse of a matrix with independent rows
+    inverse = (
+        matrix.numpy().T @ inverse
+    )  # [d, q], the pseudo-inverse of a matrix with independent rows
     assert mechanism.inverse.numpy() == pytest.approx(inverse)
     # one of q coordinates is sent, q times as large: E[r rᵀ] = q diag(E[Y²])
     covariance = q * np.diag(Piecewise(2.0).variance(y) + y**2) - np.outer(y, y)
@@ -455,11 +553,15 @@ def test_compressed_clips_only_if_told():
     values = torch.ones(5, 4)
     with pytest.raises(InputError, match="is 4, above 1"):
         Compressed(Flat(Piecewise, 1.0, 1), matrix)(values, generator())
-    assert Compressed(Flat(Piecewise, 1.0, 1, outside="clip"), matrix)(values, generator()).shape == (5, 4)
+    assert Compressed(Flat(Piecewise, 1.0, 1, outside="clip"), matrix)(
+        values, generator()
+    ).shape == (5, 4)
 
 
 def test_a_projection_keeps_lengths_on_average():
     ones = torch.ones(5, dtype=torch.float64)
-    squares = torch.stack([(random_projection(5, 4, generator(s)) @ ones).square().sum() for s in range(2000)])
+    squares = torch.stack(
+        [(random_projection(5, 4, generator(s)) @ ones).square().sum() for s in range(2000)]
+    )
     # each is 5 χ²₄/4: mean 5, variance 25/2
     assert abs(float(squares.mean()) - 5) < stats.norm.isf(WRONG_ALARM / 2) * math.sqrt(12.5 / 2000)

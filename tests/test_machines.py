@@ -14,7 +14,15 @@ import torch
 from federated_scenes import plan_of, same, setting
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_scenes import PLAN, SERVER_STATE, TAPS, scaling, stop_after_round_1, trained, write_stale
+from machine_scenes import (
+    PLAN,
+    SERVER_STATE,
+    TAPS,
+    scaling,
+    stop_after_round_1,
+    trained,
+    write_stale,
+)
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses import fed_cdp
@@ -25,16 +33,28 @@ from fl_privacy_lib.federated.fingerprint import digest
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1",
-            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]  # fmt: skip
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+}
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node=2",
+    "--master-addr=127.0.0.1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0",
+    "--local-addr=127.0.0.1",
+]
 
 
 def torchrun(script, *arguments, cwd=None):
     """Run a script in two processes that find each other at a free port, and return what they print."""
     command = [*TORCHRUN, str(script), *map(str, arguments)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, cwd=cwd, check=False)
+    done = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, cwd=cwd, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -102,14 +122,19 @@ def test_an_error_of_one_process_is_every_process_s(outcomes):
     assert first == ("WorkerError", "worker 1 ended with ValueError: client 3 is broken")
     first, second = (found["stopped by the first"] for found in outcomes)
     assert first == ("Stopped", "seen enough")
-    assert second[0] == "WorkerError" and second[1].startswith("worker 0 ended with") and "seen enough" in second[1]
+    assert (
+        second[0] == "WorkerError"
+        and second[1].startswith("worker 0 ended with")
+        and "seen enough" in second[1]
+    )
 
 
 def test_workers_are_not_started_inside_of_workers(outcomes):
     for found in outcomes:
         assert found["too many workers"] == (
-            "InputError", "workers = 3, but 2 processes have been started from outside: use workers = 1."
-        )  # fmt: skip
+            "InputError",
+            "workers = 3, but 2 processes have been started from outside: use workers = 1.",
+        )
 
 
 def test_only_the_first_process_writes_and_reads_a_checkpoint(outcomes):
@@ -122,7 +147,9 @@ def test_one_process_of_a_launcher_that_cannot_be_joined_says_so(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(InputError, match=r"WORLD_SIZE = 2 .* MASTER_ADDR .* start them with torchrun, or unset"):
+    with pytest.raises(
+        InputError, match=r"WORLD_SIZE = 2 .* MASTER_ADDR .* start them with torchrun, or unset"
+    ):
         trained()
 
 
@@ -131,7 +158,9 @@ def test_one_process_of_a_launcher_that_cannot_be_joined_says_so(monkeypatch):
 
 def script_of_the_page():
     """Return the one Python block of the page."""
-    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "book" / "machines.md").read_text(), re.M | re.S)
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "book" / "machines.md").read_text(), re.M | re.S
+    )
     return block
 
 
@@ -142,10 +171,16 @@ def test_the_page_s_script_gives_the_same_weights_with_torchrun_and_without(tmp_
         folder.mkdir()
         (folder / "train.py").write_text(script_of_the_page())
         if way == "alone":
-            subprocess.run([sys.executable, "train.py"], cwd=folder, env=ENVIRONMENT, check=True, timeout=300)
+            subprocess.run(
+                [sys.executable, "train.py"], cwd=folder, env=ENVIRONMENT, check=True, timeout=300
+            )
         else:
             torchrun("train.py", cwd=folder)
-        assert {path.name for path in folder.iterdir()} == {"train.py", "weights.pt", "checkpoint.pt"}
+        assert {path.name for path in folder.iterdir()} == {
+            "train.py",
+            "weights.pt",
+            "checkpoint.pt",
+        }
         weights.append(torch.load(folder / "weights.pt"))
     assert same(*weights)
 
@@ -154,10 +189,14 @@ def test_who_knows_the_seed_subtracts_the_noise():
     """The warning at the page's end."""
     defense, tap = fed_cdp("batch"), Tap("batch", 1)
     plan = plan_of(participants=4)
-    noisy, clean = (simulate(*setting("mlp"), plan, d, taps=[tap]) for d in (defense, defense.noiseless()))
+    noisy, clean = (
+        simulate(*setting("mlp"), plan, d, taps=[tap]) for d in (defense, defense.noiseless())
+    )
     released, secret = (run.observations[tap].values for run in (noisy, clean))
     zeros = {name: torch.zeros_like(v)[None] for name, v in released.items()}
-    noise = add_gaussian(zeros, 6.0 * 4.0 / plan.batch_size, [keyed_generator(torch.device("cpu"), plan.seed, 0, 1)])
+    noise = add_gaussian(
+        zeros, 6.0 * 4.0 / plan.batch_size, [keyed_generator(torch.device("cpu"), plan.seed, 0, 1)]
+    )
     for name, value in released.items():
         assert (value - secret[name]).abs().mean() > 1
         assert torch.allclose(value - noise[name][0], secret[name], atol=1e-4)
@@ -191,12 +230,18 @@ def test_ctrl_c_ends_every_worker(tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "slow.py", str(marks)], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "slow.py", str(marks)],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         until = time.monotonic() + 200
-        while len(list(marks.iterdir())) < 2 and process.poll() is None and time.monotonic() < until:
+        while (
+            len(list(marks.iterdir())) < 2 and process.poll() is None and time.monotonic() < until
+        ):
             time.sleep(0.1)
         assert len(list(marks.iterdir())) == 2, "one client in each process"
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
@@ -215,9 +260,19 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     unguarded = SLOW.replace('if __name__ == "__main__":', "if True:")
     assert unguarded != SLOW
     (tmp_path / "unguarded.py").write_text(unguarded)
-    done = subprocess.run([sys.executable, "unguarded.py", str(tmp_path)], cwd=tmp_path, env=ENVIRONMENT,
-                          capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
-    assert done.returncode == 1 and "keeps what it runs under `if __name__ == '__main__':`" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "unguarded.py", str(tmp_path)],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (
+        done.returncode == 1
+        and "keeps what it runs under `if __name__ == '__main__':`" in done.stderr
+    )
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------
@@ -249,14 +304,18 @@ def other_tensors(path, content):
 
 
 def code(path, content):
-    torch.save({"weights": SERVER_STATE}, path)  # a class of one's own could run anything while it is loaded
+    torch.save(
+        {"weights": SERVER_STATE}, path
+    )  # a class of one's own could run anything while it is loaded
 
 
 def folder(path, content):
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [truncated, empty, text, other_tensors, code, folder], ids=lambda d: d.__name__)
+@pytest.mark.parametrize(
+    "damage", [truncated, empty, text, other_tensors, code, folder], ids=lambda d: d.__name__
+)
 def test_a_damaged_checkpoint_is_named_with_a_remedy(tmp_path, interrupted, damage):
     path = tmp_path / "run.pt"
     damage(path, interrupted)
@@ -283,7 +342,9 @@ OTHERS = {
 def test_a_checkpoint_says_in_what_another_run_differs(tmp_path, interrupted, part):
     path = tmp_path / "run.pt"
     path.write_bytes(interrupted)
-    with pytest.raises(InputError, match=rf"belongs to a run with other settings \({part}.*\): delete it"):
+    with pytest.raises(
+        InputError, match=rf"belongs to a run with other settings \({part}.*\): delete it"
+    ):
         trained(checkpoint=path, resume=True, **OTHERS[part]())
     assert equal(trained(checkpoint=path, resume=True), trained())
 
@@ -291,8 +352,12 @@ def test_a_checkpoint_says_in_what_another_run_differs(tmp_path, interrupted, pa
 # ---- fingerprints ------------------------------------------------------------------------------------------
 
 values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -315,7 +380,10 @@ def adding(amount):
 
 
 PAIRS = {
-    "the last value of a long tensor": (torch.zeros(5000), torch.zeros(5000).index_fill(0, torch.tensor([4999]), 1e-9)),
+    "the last value of a long tensor": (
+        torch.zeros(5000),
+        torch.zeros(5000).index_fill(0, torch.tensor([4999]), 1e-9),
+    ),
     "a kind of number": (torch.zeros(4, dtype=torch.float32), torch.zeros(2, dtype=torch.float64)),
     "a shape": (np.zeros((2, 3)), np.zeros((3, 2))),
     "an attribute": (Plain(1.0), Plain(2.0)),
@@ -335,7 +403,9 @@ def test_a_digest_sees_what_a_repr_may_hide(pair):
 
 def test_a_digest_does_not_see_where_a_value_lies():
     assert digest(Plain(1.0)) == digest(Plain(1.0)) and digest(adding(1)) == digest(adding(1))
-    assert digest(torch.arange(6).reshape(2, 3).T) == digest(torch.arange(6).reshape(2, 3).T.contiguous())
+    assert digest(torch.arange(6).reshape(2, 3).T) == digest(
+        torch.arange(6).reshape(2, 3).T.contiguous()
+    )
     assert digest({"b", "a", "c"}) == digest({"c", "b", "a"})
 
 

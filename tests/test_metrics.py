@@ -1,4 +1,4 @@
-"""Distances and rates: naive loops, closed forms and laws."""
+"""Distances and rates: naive loops, closed forms and distributions."""
 
 import itertools
 import math
@@ -39,7 +39,9 @@ def naive_ssim(a, b):
         u, v = a[i : i + 7, j : j + 7], b[i : i + 7, j : j + 7]
         cov = ((u - u.mean()) * (v - v.mean())).sum() / (n - 1)
         top = (2 * u.mean() * v.mean() + c1) * (2 * cov + c2)
-        scores.append(top / ((u.mean() ** 2 + v.mean() ** 2 + c1) * (u.var(ddof=1) + v.var(ddof=1) + c2)))
+        scores.append(
+            top / ((u.mean() ** 2 + v.mean() ** 2 + c1) * (u.var(ddof=1) + v.var(ddof=1) + c2))
+        )
     return sum(scores) / len(scores)
 
 
@@ -144,7 +146,9 @@ def test_wilson_interval_at_none_and_all_has_a_closed_form(trials):
 def test_wilson_interval_mirrors_and_widens(rate):
     successes, trials = rate
     low, high = wilson_interval(successes, trials)
-    assert (1 - high, 1 - low) == pytest.approx(wilson_interval(trials - successes, trials), abs=1e-12)
+    assert (1 - high, 1 - low) == pytest.approx(
+        wilson_interval(trials - successes, trials), abs=1e-12
+    )
     wider = wilson_interval(successes, trials, 0.99)
     assert wider[0] <= low + 1e-12 and high <= wider[1] + 1e-12
 

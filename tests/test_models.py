@@ -1,4 +1,4 @@
-"""The networks: shapes, parameter counts, initial laws, and which layers an example's gradient allows."""
+"""The networks: shapes, parameter counts, initial distributions, and which layers an example's gradient allows."""
 
 import itertools
 import math
@@ -48,7 +48,9 @@ def test_training_cnn_counts_its_parameters_layer_by_layer(shape, classes):
 def test_attacked_lenet_counts_its_parameters_layer_by_layer(shape, convolutions):
     channels, height, width = shape
     side = math.ceil(math.ceil(height / 2) / 2) * math.ceil(math.ceil(width / 2) / 2)
-    expected = (25 * channels * 12 + 12) + (convolutions - 1) * (25 * 12 * 12 + 12) + (12 * side * 10 + 10)
+    expected = (
+        (25 * channels * 12 + 12) + (convolutions - 1) * (25 * 12 * 12 + 12) + (12 * side * 10 + 10)
+    )
     model = attacked_lenet(shape, 10, convolutions)
     assert count(model) == expected
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
@@ -72,7 +74,10 @@ def test_init_uniform_draws_every_weight_and_bias_from_its_range(half_width):
     assert init_uniform(model, seeded(), half_width) is model
     drawn = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert drawn.abs().max() <= half_width
-    assert stats.kstest(drawn.numpy(), stats.uniform(-half_width, 2 * half_width).cdf).pvalue > WRONG_ALARM
+    assert (
+        stats.kstest(drawn.numpy(), stats.uniform(-half_width, 2 * half_width).cdf).pvalue
+        > WRONG_ALARM
+    )
     biases = torch.cat([p.detach() for p in model.parameters() if p.dim() == 1])
     assert biases.abs().min() > 0
 
@@ -86,8 +91,8 @@ def test_init_glorot_draws_weights_from_its_range_and_clears_biases():
         elif name in fans:
             limit = math.sqrt(6 / sum(fans[name]))
             assert parameter.abs().max() <= limit
-            law = stats.uniform(-limit, 2 * limit)
-            assert stats.kstest(parameter.flatten().numpy(), law.cdf).pvalue > WRONG_ALARM
+            distribution = stats.uniform(-limit, 2 * limit)
+            assert stats.kstest(parameter.flatten().numpy(), distribution.cdf).pvalue > WRONG_ALARM
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,11 @@ def test_batch_normalisation_without_statistics_is_refused_even_when_frozen():
 def test_layers_that_keep_examples_apart_are_allowed():
     layers = (nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), nn.LayerNorm(5))
     check_per_example(nn.Sequential(*layers))
-    for name, shape in (("training_cnn", (1, 28, 28)), ("attacked_lenet", (1, 28, 28)), ("mlp", (9,))):
+    for name, shape in (
+        ("training_cnn", (1, 28, 28)),
+        ("attacked_lenet", (1, 28, 28)),
+        ("mlp", (9,)),
+    ):
         check_per_example(build(name, shape, 2, seeded()))
 
 
@@ -141,7 +150,10 @@ def test_layers_that_keep_examples_apart_are_allowed():
     "bad, sentence",
     [
         (lambda: attacked_lenet((1, 28, 28), 10, 5), "convolutions = 5 must be 3"),
-        (lambda: build("attacked", (1, 28, 28), 9, seeded()), r"'attacked' is not one .*mean attacked_lenet"),
+        (
+            lambda: build("attacked", (1, 28, 28), 9, seeded()),
+            r"'attacked' is not one .*mean attacked_lenet",
+        ),
         (lambda: build("training_cnn", (30,), 2, seeded()), r"shape \(30,\); use 'mlp'"),
     ],
 )

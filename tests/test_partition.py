@@ -1,4 +1,4 @@
-"""Partitions among clients: counts by naive loops, laws of each partition, published reuse."""
+"""Partitions among clients: counts by naive loops, distributions of each partition, published reuse."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,10 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def naive_holders(split: Partition) -> list[int]:
-    return [sum(example in set(held.tolist()) for held in split.indices) for example in range(split.examples)]
+    return [
+        sum(example in set(held.tolist()) for held in split.indices)
+        for example in range(split.examples)
+    ]
 
 
 def times_given(split: Partition) -> np.ndarray:
@@ -35,12 +38,19 @@ def test_counts_agree_with_naive_loops(data):
     assert split.sizes.tolist() == [len(h) for h in held]
     assert split.holders().tolist() == naive_holders(split)
     assert split.repeats().tolist() == [max(h.count(example) for h in held) for example in range(n)]
-    assert split.classes_per_client(labels).tolist() == [len({int(labels[e]) for e in h}) for h in held]
+    assert split.classes_per_client(labels).tolist() == [
+        len({int(labels[e]) for e in h}) for h in held
+    ]
 
 
 @pytest.mark.parametrize(
     ("indices", "says"),
-    [((), "no client"), (([0], []), "Client 1"), (([0], [3]), "outside 0 to 2"), (([-1],), "outside 0 to 2")],
+    [
+        ((), "no client"),
+        (([0], []), "Client 1"),
+        (([0], [3]), "outside 0 to 2"),
+        (([-1],), "outside 0 to 2"),
+    ],
 )
 def test_impossible_partitions_are_refused(indices, says):
     with pytest.raises(InputError, match=says):
@@ -66,10 +76,17 @@ def test_two_shards_laws(labels, clients, half, seed):
 @settings(max_examples=60, deadline=None)
 def test_two_shards_gives_whole_shards_of_one_class(n_classes, half, per_class, seed):
     """With class blocks that are multiples of a shard, each client has two groups of one class."""
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(n_classes), half * per_class))
-    split = two_shards(labels, max(1, n_classes * per_class // 2), 2 * half, np.random.default_rng(seed))
+    labels = np.random.default_rng(seed).permutation(
+        np.repeat(np.arange(n_classes), half * per_class)
+    )
+    split = two_shards(
+        labels, max(1, n_classes * per_class // 2), 2 * half, np.random.default_rng(seed)
+    )
     for held in split.indices:
-        assert sorted(np.bincount(labels[held], minlength=n_classes))[-2:] in ([half, half], [0, 2 * half])
+        assert sorted(np.bincount(labels[held], minlength=n_classes))[-2:] in (
+            [half, half],
+            [0, 2 * half],
+        )
 
 
 @pytest.mark.parametrize(("clients", "copies"), [(100, 1), (1000, 10), (10000, 100)])
@@ -127,8 +144,11 @@ def test_some_classes_laws(labels, clients, data, seed):
     assert split.sizes.tolist() == [size] * clients
     assert split.repeats().max() <= 1
     assert split.holders().sum() == clients * size
-    # A further class is drawn only while the ones before it are too few: at worst the smallest come first.
-    needed = int(np.searchsorted(np.cumsum(np.sort(np.bincount(labels)[np.unique(labels)])), size)) + 1
+    # A further class is drawn only while the ones before it are too few: at worst the smallest come
+    # first.
+    needed = (
+        int(np.searchsorted(np.cumsum(np.sort(np.bincount(labels)[np.unique(labels)])), size)) + 1
+    )
     assert split.classes_per_client(labels).max() <= max(classes, needed)
 
 
@@ -162,7 +182,8 @@ def test_iid_laws(examples, clients, data, seed):
 def test_iid_draws_each_example_equally_often():
     """Chi-square over 600 partitions of 1 client with 3 of 10 examples; wrong alarm 1e-6."""
     count = sum(times_given(iid(10, 1, 3, np.random.default_rng(s))) for s in range(600))
-    # Sampling without replacement shrinks the statistic, so the chi-square law is on the safe side.
+    # Sampling without replacement shrinks the statistic, so the chi-square distribution is on the
+    # safe side.
     assert stats.chisquare(count).pvalue > 1e-6
 
 
@@ -178,7 +199,9 @@ def test_dirichlet_gives_every_example_once_and_leaves_no_client_empty(labels, d
 def test_dirichlet_shares_follow_the_beta_law():
     """Two clients, one class: client 0's share is Beta(alpha, alpha) (Kolmogorov-Smirnov, 1e-6)."""
     labels = np.zeros(20_000, int)
-    shares = [dirichlet(labels, 2, 0.7, np.random.default_rng(s)).sizes[0] / 20_000 for s in range(300)]
+    shares = [
+        dirichlet(labels, 2, 0.7, np.random.default_rng(s)).sizes[0] / 20_000 for s in range(300)
+    ]
     assert stats.kstest(shares, stats.beta(0.7, 0.7).cdf).pvalue > 1e-6
     assert stats.kstest(shares, stats.beta(2.0, 2.0).cdf).pvalue < 1e-6
 
@@ -193,7 +216,9 @@ def test_dirichlet_concentration():
 def test_dirichlet_fills_an_empty_client_with_one_example_of_the_largest():
     """alpha at its lowest: each class goes to one client; the others get one example of the larger class."""
     labels = np.repeat([0, 1], [3, 50])
-    sizes = {tuple(sorted(dirichlet(labels, 4, 1e-3, np.random.default_rng(s)).sizes)) for s in range(20)}
+    sizes = {
+        tuple(sorted(dirichlet(labels, 4, 1e-3, np.random.default_rng(s)).sizes)) for s in range(20)
+    }
     assert sizes == {(1, 1, 3, 48), (1, 1, 1, 50)}
 
 

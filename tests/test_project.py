@@ -30,7 +30,9 @@ FLOORS = [
 
 
 def tracked(*patterns: str) -> list[str]:
-    done = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         pytest.skip("this is no git checkout")
     return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
@@ -58,7 +60,9 @@ def test_every_dependency_is_locked_and_every_pin_agrees():
         name, exact = re.match(r"([A-Za-z0-9_.-]+)(?:==([\w.*]+))?", wish).groups()
         version = pins[re.sub(r"[-_.]+", "-", name).lower()]
         if exact:
-            assert re.fullmatch(exact.replace(".", r"\.").replace(r"\.*", r"(\..*)?"), version), wish
+            assert re.fullmatch(exact.replace(".", r"\.").replace(r"\.*", r"(\..*)?"), version), (
+                wish
+            )
 
 
 def test_conda_uses_the_same_lock():
@@ -92,25 +96,36 @@ def imported(source: str) -> set[str]:
 
 def modules() -> dict[str, set[str]]:
     paths = sorted((ROOT / "fl_privacy_lib").rglob("*.py"))
-    named = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
+    named = {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in paths
+    }
     return {name: imported(path.read_text()) for name, path in named.items()}
 
 
 def test_imports_run_downwards_only():
     for own, names in modules().items():
         for name in names:
-            assert name.partition(".")[0] != "tools", f"{own} imports {name}, which is no part of the package"
+            assert name.partition(".")[0] != "tools", (
+                f"{own} imports {name}, which is no part of the package"
+            )
             if name.startswith("fl_privacy_lib."):
                 assert floor(name) <= floor(own), f"{own} imports {name}, which stands above it"
 
 
 def chapters_in(names: set[str]) -> set[str]:
-    folders = {path.name for path in (ROOT / "fl_privacy_lib" / "chapters").iterdir() if path.is_dir()}
-    return {name.split(".")[2] for name in names if name.startswith("fl_privacy_lib.chapters.")} & folders
+    folders = {
+        path.name for path in (ROOT / "fl_privacy_lib" / "chapters").iterdir() if path.is_dir()
+    }
+    return {
+        name.split(".")[2] for name in names if name.startswith("fl_privacy_lib.chapters.")
+    } & folders
 
 
 def test_no_chapter_imports_another():
-    parts = {own: names for own, names in modules().items() if own.startswith("fl_privacy_lib.chapters.")}
+    parts = {
+        own: names for own, names in modules().items() if own.startswith("fl_privacy_lib.chapters.")
+    }
     assert len(chapters_in(set(parts))) >= 6
     for own, names in parts.items():
         assert chapters_in(names) <= chapters_in({own}), f"{own} imports {chapters_in(names)}"
@@ -129,10 +144,16 @@ def test_the_library_stays_small():
 
 
 def test_only_paths_and_the_command_line_read_the_environment():
-    allowed = {"paths.py", "__main__.py", "workers.py"}  # the last: where a launcher says who is who
+    allowed = {
+        "paths.py",
+        "__main__.py",
+        "workers.py",
+    }  # the last: where a launcher says who is who
     for path in (ROOT / "fl_privacy_lib").rglob("*.py"):
         if path.name not in allowed:
-            assert "os.environ" not in path.read_text() and "os.getenv" not in path.read_text(), path
+            assert "os.environ" not in path.read_text() and "os.getenv" not in path.read_text(), (
+                path
+            )
 
 
 def test_nothing_below_reproduction_prints():
@@ -145,7 +166,12 @@ def test_nothing_below_reproduction_prints():
 
 def test_no_registry_host_and_no_private_path_is_named():
     # written in pieces, so that this file does not name them either
-    pieces = [("pypi", r"\.org"), ("python", "hosted"), ("registry", r"\.npmjs"), ("deb", r"\.debian")]
+    pieces = [
+        ("pypi", r"\.org"),
+        ("python", "hosted"),
+        ("registry", r"\.npmjs"),
+        ("deb", r"\.debian"),
+    ]
     pieces += [("/ro", "ot/"), ("/work", "/main")]
     hosts = re.compile("|".join(a + b for a, b in pieces))
     for name in tracked():
@@ -167,4 +193,6 @@ def test_make_help_has_one_line_for_each_target():
     done = subprocess.run(quiet, cwd=ROOT, capture_output=True, text=True, check=True)
     targets = {line.split()[1] for line in done.stdout.splitlines()}
     assert {"help", "setup", "book", "run", "record", "test", "lint", "serve", "clean"} <= targets
-    assert targets == set(re.search(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text()).group(1).split())
+    assert targets == set(
+        re.search(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text()).group(1).split()
+    )

@@ -122,7 +122,11 @@ def test_a_point_is_computed_once_and_found_by_every_setting(tmp_path):
 
     for _ in range(2):
         result = cache.get({"a": 1}, compute)
-        assert list(result["x"]) == [0, 1, 2] and result["status"][0] == "stalled" and result["seconds"] >= 0
+        assert (
+            list(result["x"]) == [0, 1, 2]
+            and result["status"][0] == "stalled"
+            and result["seconds"] >= 0
+        )
     assert len(calls) == 1 and cache.has({"a": 1}) and not cache.has({"a": 2})
     cache.get({"a": 2}, compute)
     assert len(calls) == 2

@@ -1,4 +1,4 @@
-"""The sampling plan: laws of each sampling, rates with a stated error, independence of call order."""
+"""The sampling plan: distributions of each sampling, rates with a stated error, independence of call order."""
 
 import dataclasses
 
@@ -40,7 +40,10 @@ def plans(draw):
 @settings(max_examples=200, deadline=None)
 def test_laws_of_every_plan(plan, data):
     size = data.draw(st.integers(plan.batch_size, 40))
-    round_, client = data.draw(st.integers(0, plan.rounds - 1)), data.draw(st.integers(0, plan.clients - 1))
+    round_, client = (
+        data.draw(st.integers(0, plan.rounds - 1)),
+        data.draw(st.integers(0, plan.clients - 1)),
+    )
     chosen = plan.participants_of(round_)
     assert set(chosen.tolist()) <= set(range(plan.clients))
     assert (np.diff(chosen) > 0).all()
@@ -94,7 +97,8 @@ def test_other_samplings_differ_between_rounds_and_clients(sampling):
     assert first != np.concatenate(plan.batches(8, 500, 0)).tolist()
     # (round 1, client 2) and (round 2, client 1) are two draws, not one.
     assert (
-        np.concatenate(plan.batches(2, 500, 1)).tolist() != np.concatenate(plan.batches(1, 500, 2)).tolist()
+        np.concatenate(plan.batches(2, 500, 1)).tolist()
+        != np.concatenate(plan.batches(1, 500, 2)).tolist()
     )
 
 
@@ -137,7 +141,9 @@ def test_poisson_clients_have_the_stated_rate():
     chosen = [plan.participants_of(r) for r in range(plan.rounds)]
     assert inside_binomial(sum(map(len, chosen)), 40 * 2000, 0.25)
     assert inside_binomial(sum(3 in c for c in chosen), 2000, 0.25)
-    assert inside_binomial(sum(3 in c and 4 in c for c in chosen), 2000, 0.25**2)  # independent clients
+    assert inside_binomial(
+        sum(3 in c and 4 in c for c in chosen), 2000, 0.25**2
+    )  # independent clients
     assert len({len(c) for c in chosen}) > 5
 
 
@@ -160,7 +166,16 @@ def test_fixed_clients_are_uniform():
 def test_an_epoch_takes_every_client_at_most_once(clients, data):
     participants = data.draw(st.integers(1, clients))
     rounds = clients // participants
-    plan = Plan(clients, participants, 2 * rounds, 1, 1, client_sampling="one_pass", local_lr=0.1, seed=clients)
+    plan = Plan(
+        clients,
+        participants,
+        2 * rounds,
+        1,
+        1,
+        client_sampling="one_pass",
+        local_lr=0.1,
+        seed=clients,
+    )
     for epoch in range(2):
         drawn = np.concatenate([plan.participants_of(epoch * rounds + r) for r in range(rounds)])
         assert len(set(drawn)) == len(drawn) == rounds * participants
@@ -170,7 +185,9 @@ def test_every_epoch_has_an_order_of_its_own():
     plan = Plan(40, 10, 4000, 1, 1, client_sampling="one_pass", local_lr=0.1, seed=5)
     first = [3 in plan.participants_of(4 * epoch) for epoch in range(1000)]
     assert inside_binomial(sum(first), 1000, 0.25)
-    assert inside_binomial(sum(a and b for a, b in zip(first[::2], first[1::2], strict=True)), 500, 0.25**2)
+    assert inside_binomial(
+        sum(a and b for a, b in zip(first[::2], first[1::2], strict=True)), 500, 0.25**2
+    )
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "with_replacement"])
@@ -183,13 +200,18 @@ def test_batches_drawn_anew_have_the_stated_rate(sampling):
     both = 0.1**2 if sampling == "poisson" else 5 * 4 / (50 * 49)
     assert inside_binomial(sum(7 in b and 8 in b for b in batches), 2000, both)
     pairs = list(zip(batches[::2], batches[1::2], strict=True))
-    assert inside_binomial(sum(7 in a and 7 in b for a, b in pairs), 1000, 0.01)  # iterations are independent
+    assert inside_binomial(
+        sum(7 in a and 7 in b for a, b in pairs), 1000, 0.01
+    )  # iterations are independent
     assert (len({len(b) for b in batches}) > 1) == (sampling == "poisson")
 
 
 def test_shuffled_passes_put_an_example_at_every_iteration_equally_often():
     plan = Plan(1, 1, 3000, 4, 5, batch_sampling="one_pass_shuffled", local_lr=0.1)
-    at = [next(i for i, batch in enumerate(plan.batches(0, 20, r)) if 13 in batch) for r in range(3000)]
+    at = [
+        next(i for i, batch in enumerate(plan.batches(0, 20, r)) if 13 in batch)
+        for r in range(3000)
+    ]
     assert stats.chisquare(np.bincount(at, minlength=4)).pvalue > WRONG_ALARM
 
 
@@ -223,7 +245,10 @@ def test_impossible_plans_are_refused(change, says):
         (lambda: PAPER.batches(0, 4, 0), "batch_size = 5 is more than the client's 4"),
         (lambda: PAPER.batches(0, 0, 0), "client_size = 0"),
         (lambda: PAPER.uses_per_participation(4), "batch_size = 5"),
-        (lambda: dataclasses.replace(PAPER, batch_sampling="poisson").batches(0, 4, 0), "batch_size = 5"),
+        (
+            lambda: dataclasses.replace(PAPER, batch_sampling="poisson").batches(0, 4, 0),
+            "batch_size = 5",
+        ),
     ],
 )
 def test_impossible_draws_are_refused(call, says):

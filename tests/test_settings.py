@@ -37,7 +37,9 @@ def test_every_profile_is_valid_and_recognised(number, profile):
 
 def test_overrides_make_a_custom_profile_but_data_and_seed_do_not():
     assert ThreatTypes.of_profile("quick", clip_norm="2").profile == "custom"
-    assert ThreatTypes.of_profile("quick", dataset="digits", seed="3", device="cpu").profile == "quick"
+    assert (
+        ThreatTypes.of_profile("quick", dataset="digits", seed="3", device="cpu").profile == "quick"
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,16 +74,28 @@ def test_no_number_outside_the_range_passes(value):
 
 
 def test_chapters_are_found_by_number_and_name():
-    assert chapter("01") == chapter("1") == chapter("threat_types") == chapter("01_threat_types") == ThreatTypes
+    assert (
+        chapter("01")
+        == chapter("1")
+        == chapter("threat_types")
+        == chapter("01_threat_types")
+        == ThreatTypes
+    )
     assert chapter("fast_training") == chapter("fast_private_training") == chapter("04")
-    assert list(CHAPTERS) == sorted(CHAPTERS) and all(kind.notebook[:2] == n for n, kind in CHAPTERS.items())
+    assert list(CHAPTERS) == sorted(CHAPTERS) and all(
+        kind.notebook[:2] == n for n, kind in CHAPTERS.items()
+    )
     with pytest.raises(InputError, match="there is no notebook '99'"):
         chapter("99")
 
 
 def test_every_chapter_can_be_recorded():
     for kind in CHAPTERS.values():
-        assert list(inspect.signature(recorder(kind)).parameters) == ["settings", "only", "folder"], kind
+        assert list(inspect.signature(recorder(kind)).parameters) == [
+            "settings",
+            "only",
+            "folder",
+        ], kind
 
 
 def test_assignments():
@@ -89,7 +103,9 @@ def test_assignments():
     for words in (["a"], ["=1"], ["a="], ["a=1", "a=2"]):
         with pytest.raises(InputError):
             parse_assignments(words)
-    with pytest.raises(InputError, match=r"choose it with PROFILE=… .* quick, full \(did you mean quick\?\)"):
+    with pytest.raises(
+        InputError, match=r"choose it with PROFILE=… .* quick, full \(did you mean quick\?\)"
+    ):
         parse_assignments(["profile=quik"])
 
 
@@ -105,6 +121,8 @@ def test_parameters_are_checked_without_loading_torch():
         "import sys; from fl_privacy_lib.__main__ import main; status = main(['run', '01', 'clip_norm=-1']);"
         "sys.exit(10 * ('torch' in sys.modules) + status)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: clip_norm") and done.stderr.count("\n") == 1

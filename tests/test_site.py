@@ -68,7 +68,9 @@ def test_every_page_loads_only_what_lies_beside_it(site):
         for source in parsed(page).loads:
             assert not re.match(r"(https?:)?//", source), f"{name} loads {source}"
             if not source.startswith("data:"):
-                assert (page.parent / source.split("?")[0].split("#")[0]).exists(), f"{name} misses {source}"
+                assert (page.parent / source.split("?")[0].split("#")[0]).exists(), (
+                    f"{name} misses {source}"
+                )
 
 
 def test_local_links_lead_somewhere(site):
@@ -92,7 +94,9 @@ def test_every_image_is_described(site):
                 continue
             count += 1
             alt = image.get("alt") or ""
-            assert len(alt) > 60 and not alt.endswith((".png", ".svg")), f"{name}: {image.get('src')} says {alt!r}"
+            assert len(alt) > 60 and not alt.endswith((".png", ".svg")), (
+                f"{name}: {image.get('src')} says {alt!r}"
+            )
     assert count >= 5
 
 
@@ -134,11 +138,19 @@ def page(browser, address):
     context = browser.new_context()
     tab = context.new_page()
     tab.troubles = []
-    tab.on("console", lambda m: tab.troubles.append(m.text) if m.type in ("error", "warning") else None)
+    tab.on(
+        "console", lambda m: tab.troubles.append(m.text) if m.type in ("error", "warning") else None
+    )
     tab.on("pageerror", lambda e: tab.troubles.append(str(e)))
     tab.on("requestfailed", lambda r: tab.troubles.append(f"failed: {r.url}"))
-    tab.on("response", lambda r: tab.troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
-    tab.on("request", lambda r: None if r.url.startswith((address, "data:")) else tab.troubles.append(r.url))
+    tab.on(
+        "response",
+        lambda r: tab.troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else None,
+    )
+    tab.on(
+        "request",
+        lambda r: None if r.url.startswith((address, "data:")) else tab.troubles.append(r.url),
+    )
     yield tab
     context.close()
 
@@ -148,7 +160,9 @@ def test_a_browser_opens_every_page_without_trouble(page, address, site):
         page.goto(f"{address}/{name}", wait_until="networkidle")
         assert page.locator("h1").first.inner_text()
         assert page.troubles == [], name
-        broken = page.evaluate("[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)")
+        broken = page.evaluate(
+            "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+        )
         assert broken == [], name
 
 

@@ -50,7 +50,9 @@ class LooksPrivate:
 def test_fields_that_sound_private_prove_nothing():
     defense = Defense("x", per_client=LooksPrivate(Clip(4.0)))
     (why,) = audit.statement(defense, PLAN, HOLDING, delta=DELTA).proved.reasons
-    assert why[0] == "no proof" and "LooksPrivate at per_client does not say what it clips" in why[1]
+    assert (
+        why[0] == "no proof" and "LooksPrivate at per_client does not say what it clips" in why[1]
+    )
     assert math.isinf(audit.statement(defense, PLAN, HOLDING, delta=DELTA).proved.epsilon)
     with pytest.raises(InputError, match="LooksPrivate at per_client does not say"):
         defense.events(PLAN, HOLDING)
@@ -78,8 +80,12 @@ def test_noise_under_any_name_is_gone_from_the_noiseless_form(place):
     model, train, partition = setting("mlp")
     defense = Defense("hidden", **{place: Hidden()})
     tap = Tap("update", 1)
-    clear = simulate(model, train, partition, plan_of(), defense.noiseless(), taps=[tap]).observations[tap]
-    plain = simulate(model, train, partition, plan_of(), Defense("plain"), taps=[tap]).observations[tap]
+    clear = simulate(
+        model, train, partition, plan_of(), defense.noiseless(), taps=[tap]
+    ).observations[tap]
+    plain = simulate(model, train, partition, plan_of(), Defense("plain"), taps=[tap]).observations[
+        tap
+    ]
     assert all(torch.equal(clear.values[name], plain.values[name]) for name in plain.values)
     noisy = simulate(model, train, partition, plan_of(), defense, taps=[tap]).observations[tap]
     view = replay(noisy, aware=True)
@@ -95,7 +101,9 @@ def test_a_noiseless_form_that_still_draws_is_named_in_one_sentence():
 
     model, train, partition = setting("mlp")
     tap = Tap("update", 1)
-    run = simulate(model, train, partition, plan_of(), Defense("lying", per_client=Lying()), taps=[tap])
+    run = simulate(
+        model, train, partition, plan_of(), Defense("lying", per_client=Lying()), taps=[tap]
+    )
     view = replay(run.observations[tap], aware=True)
     with pytest.raises(InputError, match="noiseless\\(\\) form must draw nothing"):
         view({name: torch.ones(2, 3, *v.shape) for name, v in run.observations[tap].values.items()})
@@ -105,10 +113,16 @@ def test_a_function_runs_but_has_no_noiseless_form():
     def halve(values, ctx):
         return {name: v / 2 for name, v in values.items()}
 
-    with pytest.raises(InputError, match="per_client = halve does not say what it is without its noise"):
+    with pytest.raises(
+        InputError, match="per_client = halve does not say what it is without its noise"
+    ):
         Defense("x", per_client=halve).noiseless()
-    assert unbounded(Defense("x", fed_cdp().per_example, per_client=halve), "update")[0] == "no proof"
-    assert unbounded(Defense("x", fed_cdp().per_example, per_client=halve), "batch") is None  # it comes later
+    assert (
+        unbounded(Defense("x", fed_cdp().per_example, per_client=halve), "update")[0] == "no proof"
+    )
+    assert (
+        unbounded(Defense("x", fed_cdp().per_example, per_client=halve), "batch") is None
+    )  # it comes later
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,9 @@ class Transparent(Transformation):
 def test_a_batch_stage_of_ones_own_is_counted_by_what_it_declares():
     own = Defense("own", PerExample(Clip(4.0)), OwnBatchNoise())
     named = fed_cdp("batch", noise_scale=2.0)
-    assert own.events(PLAN, HOLDING, participations=3) == named.events(PLAN, HOLDING, participations=3)
+    assert own.events(PLAN, HOLDING, participations=3) == named.events(
+        PLAN, HOLDING, participations=3
+    )
 
 
 def test_a_class_that_acts_otherwise_does_not_inherit_what_its_base_says():
@@ -161,7 +177,9 @@ def test_a_locally_private_report_has_one_epsilon_wherever_it_is_asked_for(readi
     holding = Holding(100, 1, 1, coordinates=12)
     both = audit.statement(local_privacy("x", TwoStage(select, value)), plan, holding, delta=DELTA)
     direct = audit.local_statement(select, value, 12, epochs)
-    assert both.proved.epsilon == direct.proved.epsilon and both.paper.epsilon == direct.paper.epsilon
+    assert (
+        both.proved.epsilon == direct.proved.epsilon and both.paper.epsilon == direct.paper.epsilon
+    )
     if reading == "calibrated":
         assert both.proved.epsilon == pytest.approx(epochs * 1.0, rel=1e-9)
     else:
@@ -172,16 +190,22 @@ def test_what_precedes_a_local_report_is_not_covered_by_it():
     defense = local_privacy("x", TwoStage(PerturbedSampling(0.5, 2), Piecewise(0.5)))
     holding = Holding(100, 1, 1, coordinates=12)
     plan = Plan(100, 10, 10, 1, 1, "one_pass", local_lr=1.0)
-    assert math.isinf(audit.statement(defense, plan, holding, delta=DELTA, tap="batch").proved.epsilon)
+    assert math.isinf(
+        audit.statement(defense, plan, holding, delta=DELTA, tap="batch").proved.epsilon
+    )
     for tap in ("update", "received", "aggregate"):
-        assert audit.statement(defense, plan, holding, delta=DELTA, tap=tap).proved.epsilon == pytest.approx(1.0)
+        assert audit.statement(
+            defense, plan, holding, delta=DELTA, tap=tap
+        ).proved.epsilon == pytest.approx(1.0)
     with pytest.raises(InputError, match="coordinates"):
         audit.statement(defense, plan, Holding(100, 1, 1), delta=DELTA)
     with pytest.raises(InputError, match="locally private"):
         defense.events(plan, holding)
     with pytest.raises(InputError, match="has no form without noise"):
         defense.noiseless()
-    largest = local_privacy("largest", TwoStage(lambda scores, generator: scores.argmax(1), Piecewise(0.5)))
+    largest = local_privacy(
+        "largest", TwoStage(lambda scores, generator: scores.argmax(1), Piecewise(0.5))
+    )
     said = audit.statement(largest, plan, holding, delta=DELTA).proved
     assert math.isinf(said.epsilon) and "does not state the distribution" in said.reasons[0][1]
 
@@ -190,7 +214,9 @@ def test_what_precedes_a_local_report_is_not_covered_by_it():
 def test_reports_are_composed_over_as_many_participations_as_delta_allows(sampling):
     plan = Plan(20, 5, 8, 1, 1, sampling, local_lr=1.0)
     defense = local_privacy("x", TwoStage(PerturbedSampling(0.25, 2), Piecewise(0.75)))
-    law = audit.participations(plan)
-    most = next(n for n in range(len(law)) if law[n + 1 :].sum() <= DELTA)  # a naive count of the tail
+    distribution = audit.participations(plan)
+    most = next(
+        n for n in range(len(distribution)) if distribution[n + 1 :].sum() <= DELTA
+    )  # a naive count of the tail
     said = audit.statement(defense, plan, Holding(20, 1, 1, coordinates=12), delta=DELTA).proved
     assert said.epsilon == pytest.approx(most * 1.0, rel=1e-9)

@@ -20,7 +20,9 @@ def diary(log):
 
         return run
 
-    stages = {stage: note(stage) for stage in ("per_batch", "per_client", "on_arrival", "on_aggregate")}
+    stages = {
+        stage: note(stage) for stage in ("per_batch", "per_client", "on_arrival", "on_aggregate")
+    }
     return Defense("diary", begin_client=lambda ctx: log.append(("begin", ctx, {})), **stages)
 
 
@@ -46,7 +48,9 @@ def test_the_order_of_stages_and_what_each_is_given():
         expected.append("on_aggregate")
     assert [stage for stage, _, _ in log] == expected
     assert all(shapes["1.weight"] == shape for stage, _, shapes in log if stage != "begin")
-    assert iterations == [(r, int(c), i) for r in range(2) for c in plan.participants_of(r) for i in range(2)]
+    assert iterations == [
+        (r, int(c), i) for r in range(2) for c in plan.participants_of(r) for i in range(2)
+    ]
 
 
 def test_the_servers_context_holds_no_examples():
@@ -92,7 +96,13 @@ def test_reports_are_summed_over_the_round_and_reach_the_aggregate():
         seen.append({name: v.clone() for name, v in ctx.reports.items()})
         return values
 
-    simulate(model, train, partition, plan, Defense("d", per_client=per_client, on_aggregate=on_aggregate))
+    simulate(
+        model,
+        train,
+        partition,
+        plan,
+        Defense("d", per_client=per_client, on_aggregate=on_aggregate),
+    )
     for round, reports in enumerate(seen):
         assert float(reports["clients"]) == sum(plan.participants_of(round))  # this round's only
         assert torch.equal(reports["count"], torch.full((2,), 3.0))

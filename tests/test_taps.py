@@ -56,11 +56,15 @@ def test_local_iterations_are_tapped_at_the_weights_they_start_from():
     *steps, update = (run.observations[t] for t in taps)
     weights = parameters_of(model)
     for step in steps:
-        assert all(torch.allclose(step.weights[n], weights[n], rtol=1e-12, atol=1e-15) for n in weights)
+        assert all(
+            torch.allclose(step.weights[n], weights[n], rtol=1e-12, atol=1e-15) for n in weights
+        )
         weights = {n: w - 0.1 * step.values[n] for n, w in weights.items()}
     assert same(update.weights, parameters_of(model))
     own = torch.as_tensor(partition.indices[1])
-    expected = client_update(model, train[0][own], train[1][own], plan.batches(1, 6, 0), 3, 0.1, None)
+    expected = client_update(
+        model, train[0][own], train[1][own], plan.batches(1, 6, 0), 3, 0.1, None
+    )
     assert relative_distance(update.values, expected) <= 1e-12
 
 
@@ -68,7 +72,9 @@ def test_local_iterations_are_tapped_at_the_weights_they_start_from():
 def test_fed_sdp_leaves_the_example_tap_bit_equal(noise_at):
     model, train, partition = setting("mlp")
     plan = plan_of(participants=4)
-    taps = [Tap(stage, c, 0, i) for stage in ("example", "batch") for c in range(4) for i in range(2)]
+    taps = [
+        Tap(stage, c, 0, i) for stage in ("example", "batch") for c in range(4) for i in range(2)
+    ]
     plain = simulate(model, train, partition, plan, non_private(), taps=taps).observations
     private = simulate(model, train, partition, plan, fed_sdp(noise_at), taps=taps).observations
     assert set(plain) == set(private) == set(taps)
@@ -85,11 +91,15 @@ def test_what_a_curious_server_reads_before_its_own_noise_is_the_raw_update():
     assert not same(server[taps[1]].values, plain[taps[0]].values)
 
 
-@pytest.mark.parametrize("defense", [non_private(), fed_sdp("client"), fed_cdp("example"), fed_cdp("batch")])
+@pytest.mark.parametrize(
+    "defense", [non_private(), fed_sdp("client"), fed_cdp("example"), fed_cdp("batch")]
+)
 def test_without_a_stage_on_arrival_received_is_the_update(defense):
     model, train, partition = setting("mlp")
     taps = [Tap("update", 2), Tap("received", 2)]
-    seen = simulate(model, train, partition, plan_of(participants=4), defense, taps=taps).observations
+    seen = simulate(
+        model, train, partition, plan_of(participants=4), defense, taps=taps
+    ).observations
     assert same(seen[taps[0]].values, seen[taps[1]].values)
 
 
@@ -146,16 +156,22 @@ def test_a_kept_observation_is_a_copy():
 def test_a_tap_ignores_the_client_or_iteration_that_its_stage_has_not():
     model, train, partition = setting("mlp")
     taps = [Tap("aggregate", client=2), Tap("update", 1, iteration=1), Tap("received", 1, 0, 7)]
-    seen = simulate(model, train, partition, plan_of(participants=4), non_private(), taps=taps).observations
+    seen = simulate(
+        model, train, partition, plan_of(participants=4), non_private(), taps=taps
+    ).observations
     assert set(seen) == {Tap("aggregate"), Tap("update", 1), Tap("received", 1)}
     assert all(tap in seen for tap in taps)
     assert Tap("batch", 1, 0, 1) != Tap("batch", 1) and Tap("update", 1) != Tap("update", 2)
 
 
-@pytest.mark.parametrize("tap", [Tap("update", 4), Tap("update", 0, 2), Tap("batch", 0, 0, 2), Tap("aggregate", 0, 2)])
+@pytest.mark.parametrize(
+    "tap", [Tap("update", 4), Tap("update", 0, 2), Tap("batch", 0, 0, 2), Tap("aggregate", 0, 2)]
+)
 def test_a_tap_outside_the_plan_is_refused(tap):
     model, train, partition = setting("mlp")
-    with pytest.raises(InputError, match=r"lies outside the plan \(2 rounds, 4 clients, 2 local iterations"):
+    with pytest.raises(
+        InputError, match=r"lies outside the plan \(2 rounds, 4 clients, 2 local iterations"
+    ):
         simulate(model, train, partition, plan_of(rounds=2), non_private(), taps=[tap])
 
 

@@ -24,7 +24,9 @@ def digits(tmp_path_factory):
 
 
 def base(threat, method, **changes):
-    return threat_types.Point("digits", threat, method, "naive", victims=2, batch_size=3, clients=100, **changes)
+    return threat_types.Point(
+        "digits", threat, method, "naive", victims=2, batch_size=3, clients=100, **changes
+    )
 
 
 @pytest.mark.parametrize("threat", threat_types.THREATS)
@@ -38,7 +40,9 @@ def test_a_point_and_its_view_observe_the_same_bits(digits, threat, method):
 
 
 def test_views_that_differ_observe_different_bits(digits):
-    views = {p.view for p in threat_types.grid(ThreatTypes(victims=2, batch_victims=2), "digits", 100)}
+    views = {
+        p.view for p in threat_types.grid(ThreatTypes(victims=2, batch_victims=2), "digits", 100)
+    }
     seen = {}
     for view in views:
         observation = leakage.scene(view, digits, 0, CPU).observations[0]
@@ -68,13 +72,23 @@ def test_iterations_to_success_count_from_the_first_success():
 
 
 def test_the_summary_averages_images_and_spreads_over_seeds():
-    result = {k: np.array([[0.0], [0.2], [0.4], [0.6]]) for k in ("mse", "ssim", "grey_mse", "mean_mse")}
-    result |= {k: np.array([[1], [1], [0], [0]], dtype=bool) for k in ("success", "label_right", "mean_success")}
-    result |= {"iterations": np.array([[3], [60], [30], [30]]), "attack_iterations": np.array([3, 60, 30, 30]),
-               "status": np.array(["converged", "stalled", "stalled", "diverged"])}  # fmt: skip
+    result = {
+        k: np.array([[0.0], [0.2], [0.4], [0.6]]) for k in ("mse", "ssim", "grey_mse", "mean_mse")
+    }
+    result |= {
+        k: np.array([[1], [1], [0], [0]], dtype=bool)
+        for k in ("success", "label_right", "mean_success")
+    }
+    result |= {
+        "iterations": np.array([[3], [60], [30], [30]]),
+        "attack_iterations": np.array([3, 60, 30, 30]),
+        "status": np.array(["converged", "stalled", "stalled", "diverged"]),
+    }
     table = scoring.summary(result, seeds=2)
     assert table["mse"] == {"mean": pytest.approx(0.3), "std": pytest.approx(0.2), "n": 4}
-    assert table["attack_success_rate"]["mean"] == 0.5 and table["attack_success_rate"]["std"] == 0.5
+    assert (
+        table["attack_success_rate"]["mean"] == 0.5 and table["attack_success_rate"]["std"] == 0.5
+    )
     assert table["success_by_50"]["mean"] == 0.25 and table["stalled_fraction"]["mean"] == 0.5
 
 
@@ -99,9 +113,17 @@ def test_recorded_rows_come_out_again(data_root, threat):
     for _, row in chosen.iterrows():
         kind = "type_1" if threat == "type_0_1" else threat
         point = threat_types.Point(
-            row["dataset"], kind, row["arm"], row["attacker"], victims=8, batch_size=int(row["batch_size"]),
-            clip_norm=float(row["clip_norm"]), noise_scale=float(row["noise_scale"]), max_iterations=20, seed=7,
-        )  # fmt: skip
+            row["dataset"],
+            kind,
+            row["arm"],
+            row["attacker"],
+            victims=8,
+            batch_size=int(row["batch_size"]),
+            clip_norm=float(row["clip_norm"]),
+            noise_scale=float(row["noise_scale"]),
+            max_iterations=20,
+            seed=7,
+        )
         result = measure(point, load(row["dataset"], data_root, decoded_cache()), CPU)
         # a rate of 0 or 1 has no spread of its own; two per cent stand in for it
         spread = np.sqrt(max(row["mean"] * (1 - row["mean"]), 0.02) / result["success"].size)

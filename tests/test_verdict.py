@@ -18,7 +18,14 @@ from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
 from fl_privacy_lib.reproduction import book, claims, figures, summary, tables
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS, ROOT
 from fl_privacy_lib.reproduction.published import has_published
-from fl_privacy_lib.reproduction.verdict import Evidence, Status, agrees, at_setting, decide, published_setting
+from fl_privacy_lib.reproduction.verdict import (
+    Evidence,
+    Status,
+    agrees,
+    at_setting,
+    decide,
+    published_setting,
+)
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 KNOWN = yaml.safe_load((RESULTS / "settings.yml").read_text())
@@ -101,15 +108,23 @@ def test_every_status_has_its_badge():
     for status in Status:
         assert f".status-{status.style}" in css
         badge = tables.Badge(status, "text")
-        assert f'<span class="status status-{status.style}">text</span>' in tables.Table(["a"], [[badge]]).html()
+        assert (
+            f'<span class="status status-{status.style}">text</span>'
+            in tables.Table(["a"], [[badge]]).html()
+        )
 
 
 # ---- the published setting ---------------------------------------------------------------------------------
 
-ROWS = pd.DataFrame({
-    "dataset": ["mnist", "mnist", "lfw", "digits"], "method": ["a", "b", "b", "a"],
-    "victims": ["20", "19", "20", "100"], "seeds": ["5", "5", "5", "1"], "batch_size": ["5", "5", "5", "5"],
-})  # fmt: skip
+ROWS = pd.DataFrame(
+    {
+        "dataset": ["mnist", "mnist", "lfw", "digits"],
+        "method": ["a", "b", "b", "a"],
+        "victims": ["20", "19", "20", "100"],
+        "seeds": ["5", "5", "5", "1"],
+        "batch_size": ["5", "5", "5", "5"],
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +150,12 @@ def test_every_table_with_a_claim_or_a_published_twin_has_a_setting():
 
 
 SIZES = ("victims", "rounds", "folds", "repetitions", "draws", "examples", "delta")
-FREE = {"fedsel": "rounds", "fed_cdp/utility": "rounds", "audit/statements": "delta", "fedsel/statements": "delta"}
+FREE = {
+    "fedsel": "rounds",
+    "fed_cdp/utility": "rounds",
+    "audit/statements": "delta",
+    "fedsel/statements": "delta",
+}
 
 
 def test_what_could_be_reduced_is_named():
@@ -150,23 +170,42 @@ def test_without_a_known_setting_nothing_counts(monkeypatch):
     monkeypatch.setattr(claims, "published_setting", lambda table: None)
     found = [claims.verdict(entry) for entry in claims.load_claims()]
     assert {v.status for v in found} == {Status.NOT_RUN, Status.REDUCED_SETTING}
-    assert {v.note for v in found if v.status is Status.REDUCED_SETTING} == {"no published setting is known"}
+    assert {v.note for v in found if v.status is Status.REDUCED_SETTING} == {
+        "no published setting is known"
+    }
 
 
 # ---- no reduced row counts: pages, badges, ledger, README -----------------------------------------------------
 
-DRAWS = r"beside\(|compare\(|claims_table\(|claims_summary|table_3\(\)|accounted\(|\bratios\(|crossed\("
+DRAWS = (
+    r"beside\(|compare\(|claims_table\(|claims_summary|table_3\(\)|accounted\(|\bratios\(|crossed\("
+)
 
 
 @functools.cache
 def code_of(path):
     """Return the page's imports and definitions, and the cells that draw a table with statuses."""
-    sources = ["".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    sources = [
+        "".join(c["source"])
+        for c in json.loads(path.read_text())["cells"]
+        if c["cell_type"] == "code"
+    ]
     defined = []
     for node in (node for source in sources for node in ast.parse(source).body):
-        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("READING", "RATIO", "ACCURACIES")
-        if isinstance(node, ast.Import | ast.ImportFrom) or named or isinstance(node, ast.FunctionDef):
-            if "tensorflow" not in ast.unparse(node) and not getattr(node, "args", ast.arguments(defaults=[])).defaults:
+        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
+            "READING",
+            "RATIO",
+            "ACCURACIES",
+        )
+        if (
+            isinstance(node, ast.Import | ast.ImportFrom)
+            or named
+            or isinstance(node, ast.FunctionDef)
+        ):
+            if (
+                "tensorflow" not in ast.unparse(node)
+                and not getattr(node, "args", ast.arguments(defaults=[])).defaults
+            ):
                 defined.append(ast.unparse(node))
     draws = [source for source in sources if re.search(DRAWS, source)]
     return "\n".join(defined), draws
@@ -175,7 +214,9 @@ def code_of(path):
 @pytest.fixture
 def pages(monkeypatch):
     """Return what draws the tables of all pages from a folder of records, and what it drew."""
-    monkeypatch.setattr(fed_cdp_rows, "epsilons", lambda point: "—")  # takes minutes, and decides nothing
+    monkeypatch.setattr(
+        fed_cdp_rows, "epsilons", lambda point: "—"
+    )  # takes minutes, and decides nothing
     monkeypatch.setattr(fed_cdp_rows, "readable", lambda name: None)
     monkeypatch.setattr(figures, "panels", lambda *_, **__: None)
     drawn = []
@@ -200,7 +241,9 @@ def pages(monkeypatch):
             exec(definitions, page)
             page["glue"] = lambda name, text, path=path: glued.update({(path.stem[:2], name): text})
             for cell in cells:
-                shows = f'"{only}"' in cell or (only in adaptive_rows.SOURCES and "table_3()" in cell)
+                shows = f'"{only}"' in cell or (
+                    only in adaptive_rows.SOURCES and "table_3()" in cell
+                )
                 if not only or (shows and "claims_table" not in cell):
                     exec(cell, page)
         return list(drawn), glued
@@ -210,7 +253,9 @@ def pages(monkeypatch):
 
 def counted(drawn):
     """Return how often each status stands on a badge, in a table's HTML."""
-    return collections.Counter(re.findall(r'class="status status-([a-z-]+)"', "".join(t.html() for t in drawn)))
+    return collections.Counter(
+        re.findall(r'class="status status-([a-z-]+)"', "".join(t.html() for t in drawn))
+    )
 
 
 def other(allowed):
@@ -273,7 +318,10 @@ def test_so_are_claims_about_our_own_tables(table, tmp_path):
 def test_with_the_records_as_they_are_the_pages_show_every_status(pages):
     drawn, glued = pages(MEASURED)
     assert {style for style, n in counted(drawn).items()} == {status.style for status in Status}
-    assert "reproduced" in glued["03", "claims_summary"] and glued["05", "by_reading"].count(" of ") == 4
+    assert (
+        "reproduced" in glued["03", "claims_summary"]
+        and glued["05", "by_reading"].count(" of ") == 4
+    )
     published = {table for table in TABLES if has_published(table)}
     shown = {t for path in NOTEBOOKS for t in published if f'"{t}"' in "".join(code_of(path)[1])}
     # Table 3 is drawn whole by chapter 02's own module, from its two records
@@ -286,29 +334,46 @@ def test_no_page_ledger_or_readme_counts_a_reduced_row(pages, tmp_path):
     drawn, glued = pages(tmp_path)
     assert set(counted(drawn)) == {Status.REDUCED_SETTING.style, Status.NOT_RUN.style}
     assert len(drawn) > 25
-    assert all(word not in str(text) for text in glued.values() for word in ("reproduced", "refuted"))
+    assert all(
+        word not in str(text) for text in glued.values() for word in ("reproduced", "refuted")
+    )
     assert set(re.findall(r"(\d+) of", glued["05", "by_reading"])) == {"0"}
     columns, last = tables.summary_table().columns, tables.summary_table().rows[-1]
     counts = dict(zip(columns, last, strict=True))
-    assert [counts[s] for s in (Status.REPRODUCED, Status.NOT_REPRODUCED, Status.REFUTED)] == [0, 0, 0]
+    assert [counts[s] for s in (Status.REPRODUCED, Status.NOT_REPRODUCED, Status.REFUTED)] == [
+        0,
+        0,
+        0,
+    ]
     assert summary.with_summary((ROOT / "README.md").read_text()).count("| 0 | 0 |") >= 5
-    assert set(re.findall(r'class="status status-([a-z-]+)"', book.claims_page(CHAPTERS))) == {"reduced", "not-run"}
+    assert set(re.findall(r'class="status status-([a-z-]+)"', book.claims_page(CHAPTERS))) == {
+        "reduced",
+        "not-run",
+    }
 
 
 @pytest.mark.parametrize("table", [t for t in TABLES if has_published(t)])
 def test_a_page_s_badges_go_with_one_table(table, pages, tmp_path):
     reduced(table, tmp_path)
     before, after = (counted(pages(folder, table)[0]) for folder in (MEASURED, tmp_path))
-    judged = [sum(found[s.style] for s in (Status.REPRODUCED, Status.NOT_REPRODUCED)) for found in (before, after)]
+    judged = [
+        sum(found[s.style] for s in (Status.REPRODUCED, Status.NOT_REPRODUCED))
+        for found in (before, after)
+    ]
     assert judged[1] < judged[0] and after["reduced"] > before["reduced"]
-    assert judged[1] == 0 or table in adaptive_rows.SOURCES, "but for rows of Table 3's other records"
+    assert judged[1] == 0 or table in adaptive_rows.SOURCES, (
+        "but for rows of Table 3's other records"
+    )
 
 
 # ---- nobody else decides -----------------------------------------------------------------------------------
 
 WORDS = re.compile(r"^(?:not[ _])?reproduced\b|^reduced setting\b|^refuted\b|^not run\b")
 ALLOWED = {
-    "05_fed_cdp.ipynb": {"not run: make record NB=05", "not run"},  # cells of tables that carry no status
+    "05_fed_cdp.ipynb": {
+        "not run: make record NB=05",
+        "not run",
+    },  # cells of tables that carry no status
 }
 
 
@@ -321,21 +386,33 @@ def literals(text):
 
 
 def test_literals_are_found():
-    assert literals('"""reproduced"""\nx = f"not reproduced: {y}"\nz = ["refuted"]') >= {"not reproduced: ", "refuted"}
+    assert literals('"""reproduced"""\nx = f"not reproduced: {y}"\nz = ["refuted"]') >= {
+        "not reproduced: ",
+        "refuted",
+    }
     assert "reproduced" not in literals('"""reproduced"""\n')
 
 
 def test_no_other_module_and_no_notebook_chooses_a_status():
-    sources = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "fl_privacy_lib").rglob("*.py")}
+    sources = {
+        path.relative_to(ROOT).as_posix(): path.read_text()
+        for path in (ROOT / "fl_privacy_lib").rglob("*.py")
+    }
     del sources["fl_privacy_lib/reproduction/verdict.py"]
     for path in NOTEBOOKS:
         cells = json.loads(path.read_text())["cells"]
-        sources[path.name] = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+        sources[path.name] = "\n".join(
+            "".join(c["source"]) for c in cells if c["cell_type"] == "code"
+        )
     found = {name: {t for t in literals(text) if WORDS.search(t)} for name, text in sources.items()}
     assert {name: words for name, words in found.items() if words} == ALLOWED
 
 
 def test_only_verdict_builds_a_verdict():
     for path in (ROOT / "fl_privacy_lib").rglob("*.py"):
-        calls = {ast.unparse(n.func) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)}
+        calls = {
+            ast.unparse(n.func)
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.Call)
+        }
         assert "Verdict" not in calls or path.name == "verdict.py", path

@@ -1,9 +1,9 @@
 """What private training costs: engines interleaved in one run, one thread, medians of process time.
 
-Times on a shared machine drift, so every engine is measured in every repetition and only ratios are compared,
-repetition by repetition. What is shared by two processes or threads is timed by the clock on the wall. Each row is
-written as soon as it is measured. Run with ``make bench`` or
-``python -m tools.bench [workload …] [--parts engines workers …]``.
+Times on a shared machine drift, so every engine is measured in every repetition and only ratios are
+compared, repetition by repetition. What is shared by two processes or threads is timed by the clock
+on the wall. Each row is written as soon as it is measured. Run with ``make bench`` or ``python -m
+tools.bench [workload …] [--parts engines workers …]``.
 """
 
 import argparse
@@ -47,9 +47,13 @@ from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.models import Parameters, parameters_of
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 
-WORKLOADS = {"mnist_cnn": FEDERATED["mnist"], "cifar10_cnn": FEDERATED["cifar10"], "adult_mlp": FEDERATED["adult"]}
+WORKLOADS = {
+    "mnist_cnn": FEDERATED["mnist"],
+    "cifar10_cnn": FEDERATED["cifar10"],
+    "adult_mlp": FEDERATED["adult"],
+}
 CENTRAL = {"mnist_cnn": CENTRALISED["mnist"], "cifar10_cnn": CENTRALISED["cifar10"]}
 SIDE = 1024  # of the matrices whose product shows what the machine can do
 
@@ -61,12 +65,16 @@ def opacus(mode: str) -> Engine:
         from opacus.grad_sample.utils import wrap_model
         from opacus.optimizers import DPPerLayerOptimizer
 
-        wrapped = wrap_model(scene.model, grad_sample_mode=mode, loss_reduction="mean", batch_first=True)
+        wrapped = wrap_model(
+            scene.model, grad_sample_mode=mode, loss_reduction="mean", batch_first=True
+        )
         count = len(list(scene.model.parameters()))
         optimiser = DPPerLayerOptimizer(
-            torch.optim.SGD(scene.model.parameters(), lr=scene.plan.local_lr), noise_multiplier=NOISE_SCALE,
-            max_grad_norm=[CLIP_NORM] * count, expected_batch_size=scene.plan.batch_size,
-        )  # fmt: skip
+            torch.optim.SGD(scene.model.parameters(), lr=scene.plan.local_lr),
+            noise_multiplier=NOISE_SCALE,
+            max_grad_norm=[CLIP_NORM] * count,
+            expected_batch_size=scene.plan.batch_size,
+        )
 
         def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
             optimiser.zero_grad()
@@ -124,11 +132,14 @@ def engines() -> dict[str, Engine]:
     return ENGINES | (COMPILED if compiled_here() else {})
 
 
-def engine_times(workload: str, repetitions: int, participants: int = 20, iterations: int = 10) -> Times:
+def engine_times(
+    workload: str, repetitions: int, participants: int = 20, iterations: int = 10
+) -> Times:
     """Return each engine's process times in ms per (client, local iteration), one a repetition, all interleaved.
 
-    Beside the engines stand 'opacus', its faster mode, and sums of others: 'ours_non_private_and_noise', and 'floor',
-    the multiplications that the kernel needs, at the rate of large products, and its noise.
+    Beside the engines stand 'opacus', its faster mode, and sums of others:
+    'ours_non_private_and_noise', and 'floor', the multiplications that the kernel needs, at the
+    rate of large products, and its noise.
     """
     scene = WORKLOADS[workload].scene(participants, iterations)
     times = interleaved(engines(), scene, repetitions)
@@ -140,7 +151,10 @@ def engine_times(workload: str, repetitions: int, participants: int = 20, iterat
     if compiled_here():
         needed = sum(work.kernel for work in multiplications(scene.model, scene.x[:100]))
         share = needed * scene.plan.batch_size * participants * iterations / SIDE**3
-        noise = [p - q for p, q in zip(times["compiled_private"], times["compiled_noiseless"], strict=True)]
+        noise = [
+            p - q
+            for p, q in zip(times["compiled_private"], times["compiled_noiseless"], strict=True)
+        ]
         times["floor"] = [share * p + max(n, 0.0) for p, n in zip(products, noise, strict=True)]
     return times
 
@@ -157,9 +171,15 @@ def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stack
     scene, stamps = WORKLOADS[workload].scene(100, 10), list[float]()
     plan = replace(scene.plan, rounds=rounds + 1)
     simulate(
-        scene.model, (scene.x, scene.y), scene.partition, plan, PRIVATE, engine=engine, workers=workers,
+        scene.model,
+        (scene.x, scene.y),
+        scene.partition,
+        plan,
+        PRIVATE,
+        engine=engine,
+        workers=workers,
         on_round=lambda _: stamps.append(time.perf_counter()),
-    )  # fmt: skip
+    )
     return 1000 * (stamps[-1] - stamps[0]) / (rounds * 1000)
 
 
@@ -182,7 +202,9 @@ def peak_mib(workload: str, engine: str, participants: int) -> float:
     """Return the peak memory of a fresh process that runs one round of two iterations, in MiB."""
     engine = "opacus_hooks" if engine == "opacus" else engine  # both modes hold the same gradients
     command = [sys.executable, "-m", "tools.bench", "--peak", workload, engine, str(participants)]
-    return float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    )
 
 
 def _own_peak_mib() -> float:
@@ -204,7 +226,7 @@ def measure_engines(workload: str, record: Record) -> None:
             continue
         peak = f"{peak_mib(workload, name, 20):.0f}" if name in WEIGHED else "none"
         record.engine(workload, name, 20, 1, median(values), peak)
-        say(f"  {workload} {name}: {median(values):.3f} ms, peak {peak} MiB")
+        report_progress(f"  {workload} {name}: {median(values):.3f} ms, peak {peak} MiB")
 
 
 def measure_memory(workload: str, record: Record) -> None:
@@ -222,7 +244,9 @@ def measure_memory(workload: str, record: Record) -> None:
 
 def measure_workers(workload: str, record: Record) -> None:
     """Measure one and two processes of both engines, and one and two threads of the compiled one."""
-    runs: dict[str, Callable[[], float]] = {f"stacked {n}": _workers(workload, n, "stacked", 3) for n in (1, 2)}
+    runs: dict[str, Callable[[], float]] = {
+        f"stacked {n}": _workers(workload, n, "stacked", 3) for n in (1, 2)
+    }
     if compiled_here():
         runs |= {f"compiled {n}": _workers(workload, n, "compiled", 10) for n in (1, 2)}
         runs |= {f"threads {n}": lambda n=n: thread_ms(workload, n) for n in (1, 2)}  # type: ignore[misc]
@@ -249,7 +273,9 @@ def measure_central(workload: str, record: Record) -> None:
     """Measure large batches at one client, with the stacked and the compiled engine."""
     if workload in CENTRAL and compiled_here():
         times = central_times(workload, record.repetitions)
-        record.ratio(workload, "centralised, stacked / compiled", ratio(times, "stacked", "compiled"))
+        record.ratio(
+            workload, "centralised, stacked / compiled", ratio(times, "stacked", "compiled")
+        )
 
 
 def measure_narrow(workload: str, record: Record) -> None:
@@ -270,7 +296,11 @@ PARTS: dict[str, Callable[[str, Record], None]] = {
 
 
 def bench(
-    workloads: Sequence[str], repetitions: int, path: Path, parts: Sequence[str] = tuple(PARTS), width: str = "native"
+    workloads: Sequence[str],
+    repetitions: int,
+    path: Path,
+    parts: Sequence[str] = tuple(PARTS),
+    width: str = "native",
 ) -> None:
     """Measure parts of the bench for some workloads; each row and ratio is written as soon as it is measured."""
     record = Record(path, repetitions, width)
@@ -278,7 +308,9 @@ def bench(
         for workload in workloads:
             started = time.perf_counter()
             PARTS[part](workload, record)
-            say(f"{part} of {workload}, vectors {width}: {time.perf_counter() - started:.0f} s")
+            report_progress(
+                f"{part} of {workload}, vectors {width}: {time.perf_counter() - started:.0f} s"
+            )
 
 
 def _narrow(width: str) -> None:
@@ -299,12 +331,21 @@ def accounting_seconds(distinct: int = 10_000) -> float:
 def main() -> None:
     """Run the bench from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}; none: all")
+    parser.add_argument(
+        "workloads",
+        nargs="*",
+        default=list(WORKLOADS),
+        help=f"of {', '.join(WORKLOADS)}; none: all",
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--out", type=Path, default=MEASURED / "performance.csv")
-    parser.add_argument("--width", choices=("native", "4", "8", "16"), default="native", help="of the vectors")
-    parser.add_argument("--peak", nargs=3, metavar=("WORKLOAD", "ENGINE", "PARTICIPANTS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--width", choices=("native", "4", "8", "16"), default="native", help="of the vectors"
+    )
+    parser.add_argument(
+        "--peak", nargs=3, metavar=("WORKLOAD", "ENGINE", "PARTICIPANTS"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.width != "native":
@@ -316,7 +357,7 @@ def main() -> None:
         return
     bench(options.workloads, options.repetitions, options.out, options.parts, options.width)
     if options.width == "native":
-        say(f"accounting: 10,000 distinct σ in {accounting_seconds():.2f} s")
+        report_progress(f"accounting: 10,000 distinct σ in {accounting_seconds():.2f} s")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from fl_privacy_lib.federated import Observation, Tap
 from fl_privacy_lib.metrics import success
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, decoded_cache
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import other_rows, write_table
 
 DATASETS = ("mnist", "cifar10")  # 28 × 28 and 32 × 32 × 3
@@ -36,8 +36,15 @@ WANTED = {("mnist", 32): 5.0, ("mnist", 128): 6.0, ("cifar10", 32): 3.5, ("cifar
 """(data set, victims) → the ratio asked for."""
 COUNTS = (32, 128)  # victims attacked at once
 COLUMNS = [
-    "dataset", "engine", "victims", "ms_per_victim_evaluation", "success_rate", "paired_victims", "version", "date",
-]  # fmt: skip
+    "dataset",
+    "engine",
+    "victims",
+    "ms_per_victim_evaluation",
+    "success_rate",
+    "paired_victims",
+    "version",
+    "date",
+]
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,9 @@ def scene(dataset: str, victims: int, seed: int = 0) -> Scene:
     model = build("attacked_lenet", data.example_shape, data.n_classes, generator)
     weights, public, seen = parameters_of(model), non_private().public(), []
     for client, (image, label) in enumerate(zip(images, labels, strict=True)):
-        gradients = torch.autograd.grad(cross_entropy(model(image[None]), label[None]), list(model.parameters()))
+        gradients = torch.autograd.grad(
+            cross_entropy(model(image[None]), label[None]), list(model.parameters())
+        )
         values = {name: g[None] for name, g in zip(weights, gradients, strict=True)}
         seen.append(Observation(Tap("example", client), values, weights, 0.1, 1, 1, public))
     return Scene(model, seen, images, labels)
@@ -81,11 +90,21 @@ def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tens
     """
     parameters, found, evaluations = list(view.model.parameters()), [], 0
     for row in range(victims):
-        target, label = [v[0] for v in view.observations[row].values.values()], view.labels[row : row + 1]
-        image = start(attack.start, 1, view.shape, keyed_generator(torch.device("cpu"), attack.seed, "start", row))
+        target, label = (
+            [v[0] for v in view.observations[row].values.values()],
+            view.labels[row : row + 1],
+        )
+        image = start(
+            attack.start,
+            1,
+            view.shape,
+            keyed_generator(torch.device("cpu"), attack.seed, "start", row),
+        )
         image.requires_grad_(True)
         # its tolerances would end an iteration early and make the counts of evaluations unequal
-        optimiser = torch.optim.LBFGS([image], lr=1.0, max_iter=attack.steps, tolerance_grad=0, tolerance_change=0)
+        optimiser = torch.optim.LBFGS(
+            [image], lr=1.0, max_iter=attack.steps, tolerance_grad=0, tolerance_change=0
+        )
         best = (float("inf"), image.detach().clone())
 
         def closure(
@@ -97,7 +116,9 @@ def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tens
             optimiser.zero_grad()
             loss = cross_entropy(view.model(image), label)
             gradients = torch.autograd.grad(loss, parameters, create_graph=True)
-            distance = torch.stack([(g - t).square().sum() for g, t in zip(gradients, target, strict=True)]).sum()
+            distance = torch.stack(
+                [(g - t).square().sum() for g, t in zip(gradients, target, strict=True)]
+            ).sum()
             distance.backward(inputs=[image])
             return distance
 
@@ -117,7 +138,9 @@ def seconds_per_evaluation(view: Scene, iterations: int, repetitions: int) -> di
 
     One at a time the victims do not help each other, so two stand for all.
     """
-    endless = Attack(max_iterations=iterations, stop_loss=1e-30, stall=(iterations, 0.0), restarts=0)
+    endless = Attack(
+        max_iterations=iterations, stop_loss=1e-30, stall=(iterations, 0.0), restarts=0
+    )
     few, every = 2, len(view.observations)
 
     def many() -> int:
@@ -142,13 +165,23 @@ def success_rates(view: Scene, iterations: int) -> dict[str, np.ndarray]:
     """Return whether each victim was recovered, [V], by either engine: pairs with the same start and labels known."""
     attack, labels = Attack(max_iterations=iterations, restarts=0), view.labels[:, None]
     alone, _ = one_at_a_time(view, len(view.observations), attack)
-    ours = reconstruct(view.model, view.observations, view.shape, attack, labels=labels).images[:, 0]
+    ours = reconstruct(view.model, view.observations, view.shape, attack, labels=labels).images[
+        :, 0
+    ]
     truth = view.images.numpy()
-    return {"one_at_a_time": success(alone.clamp(0, 1).numpy(), truth), "ours": success(ours.numpy(), truth)}
+    return {
+        "one_at_a_time": success(alone.clamp(0, 1).numpy(), truth),
+        "ours": success(ours.numpy(), truth),
+    }
 
 
 def bench(
-    datasets: list[str], victims: int, iterations: int, repetitions: int, path: Path, counts: Sequence[int] = COUNTS
+    datasets: list[str],
+    victims: int,
+    iterations: int,
+    repetitions: int,
+    path: Path,
+    counts: Sequence[int] = COUNTS,
 ) -> None:
     """Measure, print ratios and paired success rates, and write one row an engine and number of victims.
 
@@ -163,22 +196,36 @@ def bench(
     for dataset in datasets:
         rates = success_rates(scene(dataset, victims), iterations) if victims else {}
         for name, right in rates.items():
-            say(f"{dataset}: {name} recovers {right.sum()} of {len(right)} victims")
+            report_progress(f"{dataset}: {name} recovers {right.sum()} of {len(right)} victims")
         if rates:
             one, other = rates.values()
-            say(f"  the rates differ by {abs(one.mean() - other.mean()):.3f}, {int((one != other).sum())} victims do")
+            report_progress(
+                f"  the rates differ by {abs(one.mean() - other.mean()):.3f}, {int((one != other).sum())} victims do"
+            )
         for count in counts:
             seconds = seconds_per_evaluation(scene(dataset, count), 6, repetitions)
             ratio, asked = seconds["one_at_a_time"] / seconds["ours"], WANTED.get((dataset, count))
-            say(f"{dataset}, {count} victims: " + ", ".join(f"{n} {1000 * s:.3f} ms" for n, s in seconds.items()))
-            say(f"  one at a time / ours: {ratio:.2f}" + (f" (asked for: {asked})" if asked else ""))
+            report_progress(
+                f"{dataset}, {count} victims: "
+                + ", ".join(f"{n} {1000 * s:.3f} ms" for n, s in seconds.items())
+            )
+            report_progress(
+                f"  one at a time / ours: {ratio:.2f}" + (f" (asked for: {asked})" if asked else "")
+            )
             for name, value in seconds.items():
                 rate = f"{rates[name].mean():.3f}" if rates else ""
-                rows.append({
-                    "dataset": dataset, "engine": name, "victims": count,
-                    "ms_per_victim_evaluation": f"{1000 * value:.4f}", "success_rate": rate, "paired_victims": victims,
-                    "version": fl_privacy_lib.__version__, "date": datetime.date.today().isoformat(),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "dataset": dataset,
+                        "engine": name,
+                        "victims": count,
+                        "ms_per_victim_evaluation": f"{1000 * value:.4f}",
+                        "success_rate": rate,
+                        "paired_victims": victims,
+                        "version": fl_privacy_lib.__version__,
+                        "date": datetime.date.today().isoformat(),
+                    }
+                )
         write_table(path, pd.DataFrame(rows, columns=COLUMNS))
 
 
@@ -186,8 +233,12 @@ def main() -> None:
     """Run the bench from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("datasets", nargs="*", default=list(DATASETS))
-    parser.add_argument("--victims", type=int, default=100, help="victims of the paired success rates; 0 for none")
-    parser.add_argument("--iterations", type=int, default=60, help="attack iterations of the paired success rates")
+    parser.add_argument(
+        "--victims", type=int, default=100, help="victims of the paired success rates; 0 for none"
+    )
+    parser.add_argument(
+        "--iterations", type=int, default=60, help="attack iterations of the paired success rates"
+    )
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--out", type=Path, default=MEASURED / "attack_performance.csv")
     options = parser.parse_args()

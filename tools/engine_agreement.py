@@ -1,8 +1,8 @@
 """Do recorded trainings stand with another engine? Twelve cells of Fed-CDP's Table II, trained again and set beside.
 
-``python -m tools.engine_agreement`` (about 20 minutes of one core) writes one row a cell, as it is finished, to
-``results/measured/engine_agreement.csv``; the record of the table is read and never written. A cell that stands already
-is not run again.
+``python -m tools.engine_agreement`` (about 20 minutes of one core) writes one row a cell, as it is
+finished, to ``results/measured/engine_agreement.csv``; the record of the table is read and never
+written. A cell that stands already is not run again.
 """
 
 import csv
@@ -20,11 +20,27 @@ from fl_privacy_lib.reproduction.devices import device_name
 from fl_privacy_lib.reproduction.paths import MEASURED
 
 ARMS = (
-    ("non_private", "not_applicable"), ("fed_sdp", "code"), ("fed_cdp", "printed"), ("fed_cdp", "code"),
-    ("fed_cdp_decay", "code"), ("fed_cdp", "as_coded"),
-)  # fmt: skip
-COLUMNS = ("dataset", "method", "setting", "participants", "engine", "seeds", "recorded", "recorded_std", "mean", "std",
-           "standard_errors", "device")  # fmt: skip
+    ("non_private", "not_applicable"),
+    ("fed_sdp", "code"),
+    ("fed_cdp", "printed"),
+    ("fed_cdp", "code"),
+    ("fed_cdp_decay", "code"),
+    ("fed_cdp", "as_coded"),
+)
+COLUMNS = (
+    "dataset",
+    "method",
+    "setting",
+    "participants",
+    "engine",
+    "seeds",
+    "recorded",
+    "recorded_std",
+    "mean",
+    "std",
+    "standard_errors",
+    "device",
+)
 ENGINE = "compiled"
 
 
@@ -35,7 +51,9 @@ def recorded_cells() -> list[tuple[Training, float, float]]:
     cells = []
     for method, setting in ARMS:
         for _, row in select(frame, {"method": method, "setting": setting}).iterrows():
-            kinds = {name: type(default) for name, default in vars(Training("mnist", "fed_cdp")).items()}
+            kinds = {
+                name: type(default) for name, default in vars(Training("mnist", "fed_cdp")).items()
+            }
             fields: dict[str, Any] = {name: _read(row[name], kind) for name, kind in kinds.items()}
             cells.append((Training(**fields), float(row["mean"]), float(row["std"])))
     return cells
@@ -58,7 +76,10 @@ def main(path: Path = MEASURED / "engine_agreement.csv") -> None:
     torch.set_num_threads(1)
     device, done = torch.device("cpu"), set()
     if path.exists():
-        done = {(row["method"], row["setting"], row["participants"]) for row in csv.DictReader(path.open())}
+        done = {
+            (row["method"], row["setting"], row["participants"])
+            for row in csv.DictReader(path.open())
+        }
     else:
         path.write_text(",".join(COLUMNS) + "\n")
     for point, mean, std in recorded_cells():
@@ -72,12 +93,23 @@ def main(path: Path = MEASURED / "engine_agreement.csv") -> None:
         now = statistics.fmean(runs), statistics.stdev(runs)
         apart = standard_errors((mean, std), now, point.seeds)
         numbers = [f"{value:.6g}" for value in (mean, std, *now, apart)]
-        row = [point.dataset, point.method, point.setting, point.participants, ENGINE, point.seeds, *numbers,
-               device_name(device)]  # fmt: skip
+        row = [
+            point.dataset,
+            point.method,
+            point.setting,
+            point.participants,
+            ENGINE,
+            point.seeds,
+            *numbers,
+            device_name(device),
+        ]
         with path.open("a") as file:
             csv.writer(file, lineterminator="\n").writerow(row)
-        print(f"{point.method} {point.setting} K_t={point.participants}: {mean:.3f} ± {std:.3f} recorded, "
-              f"{now[0]:.3f} ± {now[1]:.3f} now, {apart:.2f} standard errors apart", flush=True)  # fmt: skip
+        print(
+            f"{point.method} {point.setting} K_t={point.participants}: {mean:.3f} ± {std:.3f} recorded, "
+            f"{now[0]:.3f} ± {now[1]:.3f} now, {apart:.2f} standard errors apart",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

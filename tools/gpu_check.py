@@ -1,7 +1,7 @@
 """One script for a bare CUDA machine: tests, a point of every chapter, the bench, and the saturation curve.
 
-No Jupyter is needed. Every part writes what it has as it goes, and a part that fails does not stop the next.
-Run with ``make gpu-check PYTHON=…`` or ``python -m tools.gpu_check [--out folder]``.
+No Jupyter is needed. Every part writes what it has as it goes, and a part that fails does not stop
+the next. Run with ``make gpu-check PYTHON=…`` or ``python -m tools.gpu_check [--out folder]``.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from fl_privacy_lib.chapters import CHAPTERS, recorder
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import write_table
 
 PARTICIPANTS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -37,7 +37,7 @@ def tests(out: Path) -> None:
 def points(out: Path) -> None:
     """Record every chapter's smallest grid on the device."""
     for number, kind in CHAPTERS.items():
-        say(f"chapter {number} at smoke")
+        report_progress(f"chapter {number} at smoke")
         recorder(kind)(kind.of_profile("smoke", device="cuda"), None, out / "measured")
 
 
@@ -66,36 +66,46 @@ def saturation(out: Path) -> None:
                     torch.cuda.synchronize()
                     seconds.append(time.perf_counter() - started)
             except torch.cuda.OutOfMemoryError:
-                say(f"{name}: {participants} clients do not fit")
+                report_progress(f"{name}: {participants} clients do not fit")
                 break
             ms = 1000 * min(seconds) / (participants * 5)
-            rows.append({"workload": name, "participants": participants, "ms_per_client_iteration": f"{ms:.5f}",
-                         "device": device_name(device)})  # fmt: skip
-            say(f"{name}: {participants} clients, {ms:.4f} ms per client and local iteration")
+            rows.append(
+                {
+                    "workload": name,
+                    "participants": participants,
+                    "ms_per_client_iteration": f"{ms:.5f}",
+                    "device": device_name(device),
+                }
+            )
+            report_progress(
+                f"{name}: {participants} clients, {ms:.4f} ms per client and local iteration"
+            )
             write_table(out / "saturation.csv", pd.DataFrame(rows))
 
 
 def main() -> int:
     """Run all parts; return how many failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=BUILD / "gpu_check", help="where results are written")
+    parser.add_argument(
+        "--out", type=Path, default=BUILD / "gpu_check", help="where results are written"
+    )
     out = parser.parse_args().out
     try:
         pick_device("cuda")
     except InputError as error:
-        say(f"error: {error}")
+        report_progress(f"error: {error}")
         return 2
     failed = 0
     parts: tuple[Callable[[Path], None], ...] = (tests, saturation, points, bench)
     for part in parts:
         out.mkdir(parents=True, exist_ok=True)
-        say(f"{part.__name__}: {(part.__doc__ or '').splitlines()[0]}")
+        report_progress(f"{part.__name__}: {(part.__doc__ or '').splitlines()[0]}")
         try:
             part(out)
         except Exception as error:  # the next part may still tell something
             failed += 1
-            say(f"{part.__name__} failed: {type(error).__name__}: {error}")
-    say(f"{len(parts) - failed} of {len(parts)} parts passed; results in {out}")
+            report_progress(f"{part.__name__} failed: {type(error).__name__}: {error}")
+    report_progress(f"{len(parts) - failed} of {len(parts)} parts passed; results in {out}")
     return failed
 
 

@@ -25,7 +25,11 @@ def draw_hero(path: Path = ROOT / "book" / "images" / "hero.png", seed: int = 0)
         result = measure(point, data, pick_device("cpu"))
         rows += [list(result["truth"][:, 0])] if not rows else []
         rows.append(list(result["images"][:, 0]))
-    names = ["private images", "from their gradients,\nno defence", "from their gradients,\nnoise per example"]
+    names = [
+        "private images",
+        "from their gradients,\nno defence",
+        "from their gradients,\nnoise per example",
+    ]
     figures.image_grid(rows, names, [""] * 8).savefig(path)
     return path
 

@@ -1,7 +1,8 @@
 """Composition of (ε, δ) steps: base, advanced and optimal.
 
-Each step is first turned into an (ε_t, δ_0) statement by the textbook Gaussian bound and then amplified by
-sampling. The theorems differ only in how they add the steps up, and all of them need no more than four sums.
+Each step is first turned into an (ε_t, δ_0) statement by the textbook Gaussian bound and then
+amplified by sampling. The theorems differ only in how they add the steps up, and all of them need
+no more than four sums.
 """
 
 import math
@@ -17,7 +18,9 @@ from fl_privacy_lib.accounting.spending import Spending
 Theorem = Literal["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"]
 THEOREMS: tuple[Theorem, ...] = get_args(Theorem)
 
-STEP_DELTA = 1e-5  # δ_0 of one step in all three papers, and the slack of their composition theorems
+STEP_DELTA = (
+    1e-5  # δ_0 of one step in all three papers, and the slack of their composition theorems
+)
 
 
 def step_epsilon(
@@ -31,9 +34,8 @@ def step_epsilon(
         z > 0, any shape.
     step_delta : float
         δ_0 in (0, 1).
-    decimals : int, optional
-        Round ε_0 to so many decimals. The base and advanced columns of the published tables come from a
-        rounded 0.807.
+    decimals : int, optional Round ε_0 to so many decimals. The base and advanced columns of the
+        published tables come from a rounded 0.807.
 
     Returns
     -------
@@ -50,7 +52,9 @@ def step_epsilon(
     0.80747 0.80700
     """
     check_delta(step_delta=step_delta)
-    epsilon = np.sqrt(2 * np.log(1.25 / step_delta)) / np.asarray(noise_multiplier, dtype=np.float64)
+    epsilon = np.sqrt(2 * np.log(1.25 / step_delta)) / np.asarray(
+        noise_multiplier, dtype=np.float64
+    )
     return epsilon if decimals is None else np.round(epsilon, decimals)
 
 
@@ -62,7 +66,9 @@ def amplified(epsilon: Floats | float, sampling_rate: Floats | float) -> Floats:
     >>> print(f"{float(amplified(step_epsilon(6.0), 0.01)):.7f}")
     0.0123457
     """
-    with np.errstate(over="ignore"):  # e^ε of a nearly noiseless step is infinite, and so is the answer
+    with np.errstate(
+        over="ignore"
+    ):  # e^ε of a nearly noiseless step is infinite, and so is the answer
         return np.log1p(np.asarray(sampling_rate) * np.expm1(epsilon))
 
 
@@ -95,7 +101,9 @@ class StepSums:
         prefixes: bool = False,
     ) -> "StepSums":
         """Sum over all steps of a ledger, or over each prefix, [steps]."""
-        epsilon = amplified(step_epsilon(ledger.noise, step_delta, decimals), ledger.rates)  # [events]
+        epsilon = amplified(
+            step_epsilon(ledger.noise, step_delta, decimals), ledger.rates
+        )  # [events]
         with np.errstate(over="ignore"):
             terms = (
                 epsilon,
@@ -116,11 +124,11 @@ def composed(sums: StepSums, theorem: Theorem, slack: float = STEP_DELTA) -> Flo
     ----------
     sums : StepSums
         Sums over the steps, of any shape.
-    theorem : str
-        ``base``: Σ ε. ``advanced``: sqrt(2 ln(1/δ~) Σε²) + Σ ε(e^ε - 1), Dwork, Rothblum and Vadhan.
-        ``advanced_tanh``: the same with Σ ε(e^ε - 1)/(e^ε + 1), second term of Kairouz, Oh and Viswanath.
-        ``optimal_third_term``: Σ ε(e^ε - 1)/(e^ε + 1) + sqrt(2 Σε² ln(e + sqrt(Σε²)/δ~)), all that the papers
-        use of that theorem. ``optimal``: the theorem itself, the smallest of the three.
+    theorem : str ``base``: Σ ε. ``advanced``: sqrt(2 ln(1/δ~) Σε²) + Σ ε(e^ε - 1), Dwork, Rothblum
+        and Vadhan. ``advanced_tanh``: the same with Σ ε(e^ε - 1)/(e^ε + 1), second term of Kairouz,
+        Oh and Viswanath. ``optimal_third_term``: Σ ε(e^ε - 1)/(e^ε + 1) + sqrt(2 Σε² ln(e +
+        sqrt(Σε²)/δ~)), all that the papers use of that theorem. ``optimal``: the theorem itself,
+        the smallest of the three.
     slack : float
         δ~ in (0, 1), paid once on top of the steps' own δ.
 
@@ -138,7 +146,9 @@ def composed(sums: StepSums, theorem: Theorem, slack: float = STEP_DELTA) -> Flo
         return root + sums.drift
     if theorem == "advanced_tanh":
         return root + sums.drift_tanh
-    third = sums.drift_tanh + np.sqrt(2 * sums.squared * np.log(math.e + np.sqrt(sums.squared) / slack))
+    third = sums.drift_tanh + np.sqrt(
+        2 * sums.squared * np.log(math.e + np.sqrt(sums.squared) / slack)
+    )
     if theorem == "optimal_third_term":
         return third
     return np.minimum(np.minimum(sums.linear, root + sums.drift_tanh), third)
@@ -159,9 +169,8 @@ def composition_spending(
         The releases; any q_t and z_t.
     theorem : str
         See `composed`.
-    step_delta, slack : float
-        δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus δ~ unless the theorem is
-        ``base``: the result's ``composition_delta``.
+    step_delta, slack : float δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus
+        δ~ unless the theorem is ``base``: the result's ``composition_delta``.
     decimals : int, optional
         Round the step's ε_0; see `step_epsilon`.
 
@@ -193,7 +202,8 @@ def textbook_failures(ledger: Ledger, step_delta: float = STEP_DELTA) -> int:
 def pure_sum(epsilons: Floats | list[float], uses: int = 1) -> float:
     """Return the ε of pure ε_i-private releases, each repeated ``uses`` times: their sum, at δ = 0.
 
-    The budget of local reports (FedSel, Theorem 3.1): selection and value cost ε_1 + ε_2 a participation.
+    The budget of local reports (FedSel, Theorem 3.1): selection and value cost ε_1 + ε_2 a
+    participation.
 
     Examples
     --------
@@ -202,7 +212,9 @@ def pure_sum(epsilons: Floats | list[float], uses: int = 1) -> float:
     """
     values = np.asarray(epsilons, dtype=np.float64)
     if values.size == 0 or not (np.isfinite(values).all() and (values >= 0).all()):
-        raise InputError(f"epsilons = {list(values)} must be at least one finite number, none below 0.")
+        raise InputError(
+            f"epsilons = {list(values)} must be at least one finite number, none below 0."
+        )
     return float(values.sum() * uses)
 
 

@@ -1,8 +1,8 @@
 """What the papers' tables of ε assume, as data.
 
-The choices below form a closed list. Each column of a published table uses one `Convention`, made of nothing
-else; `fl_privacy_lib.accounting.recompute` applies it to every cell of the column alike. What then does not
-come out is named in `UNREPRODUCED`, with the likely cause.
+The choices below form a closed list. Each column of a published table uses one `Convention`, made
+of nothing else; `fl_privacy_lib.accounting.recompute` applies it to every cell of the column alike.
+What then does not come out is named in `UNREPRODUCED`, with the likely cause.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,10 @@ from fl_privacy_lib.accounting.accountants import Accountant
 # The closed list. Accountants: `fl_privacy_lib.accounting.accountants.ACCOUNTANTS`.
 EXTRA_STEPS = (0, 1)  # the authors' accounting loop runs once more than the training
 STEP_EPSILON_DECIMALS = (None, 3)  # ε_0 of a step as it is, or rounded: 0.807 at σ = 6
-BUDGETS = ("printed", "fixed_run")  # a budget as printed, or the unrounded ε of the full run with σ = 6
+BUDGETS = (
+    "printed",
+    "fixed_run",
+)  # a budget as printed, or the unrounded ε of the full run with σ = 6
 SCHEDULES = ("fixed", "linear", "staircase", "exponential", "cyclic")
 
 NOISE_MULTIPLIER = 6.0
@@ -90,9 +93,9 @@ ITERATIONS = {
 ROUNDS = {"mnist": 100, "cifar10": 100, "lfw": 60, "adult": 10, "cancer": 3}
 LOCAL_ITERATIONS = 100
 
-# The ε-schedules behind the tables with a decaying noise scale; σ_t = sqrt(2 ln(1.25/δ)) / ε_t. Their means
-# are near 0.807, the ε_0 of σ = 6. They are not the printed σ-schedules. The cyclic one is a guess with the
-# range and mean of the linear one, two triangles: the real one is not known.
+# The ε-schedules behind the tables with a decaying noise scale; σ_t = sqrt(2 ln(1.25/δ)) / ε_t.
+# Their means are near 0.807, the ε_0 of σ = 6. They are not the printed σ-schedules. The cyclic one
+# is a guess with the range and mean of the linear one, two triangles: the real one is not known.
 LINEAR_EPSILON = (0.30747, 1.30747)  # start, and the value that t = T would have
 STAIRCASE_EPSILON = (0.35747, 1.35747)  # ten stairs
 EXPONENTIAL_EPSILON_EXPONENTS = (-1.1809, 1.664 - 1.1809)  # of e, at t = 0 and t = T
@@ -150,19 +153,28 @@ _CANCER = (
 UNREPRODUCED: tuple[Discrepancy, ...] = (
     *(
         Discrepancy(
-            "dynamic_parameters", "table_7", {"dataset": dataset, "clip": clip, "method": method}, _TRACE
+            "dynamic_parameters",
+            "table_7",
+            {"dataset": dataset, "clip": clip, "method": method},
+            _TRACE,
         )
         for dataset in ("mnist", "cifar10")
         for clip in ("4", "8")
         for method in ("dp_dyns_cdecay", "dp_dyns")
     ),
-    # The fifth ℓ2-max row (target 0.9773) is the full run with σ = 6 of Table V in all five columns, although
-    # the table holds the noise's variance constant; it comes out and is not listed.
+    # The fifth ℓ2-max row (target 0.9773) is the full run with σ = 6 of Table V in all five
+    # columns, although the table holds the noise's variance constant; it comes out and is not
+    # listed.
     *(
         Discrepancy(
             "dynamic_parameters",
             "table_7",
-            {"dataset": dataset, "clip": clip, "target_accuracy": target, "method": "dp_dyns_l2max"},
+            {
+                "dataset": dataset,
+                "clip": clip,
+                "target_accuracy": target,
+                "method": "dp_dyns_l2max",
+            },
             _TRACE,
         )
         for dataset, clip, target in (
@@ -179,10 +191,15 @@ UNREPRODUCED: tuple[Discrepancy, ...] = (
         "A smaller σ, not stated. No single σ fits: the five columns imply five different ones.",
     ),
     Discrepancy(
-        "dynamic_parameters", "table_8", {"noise_scale_policy": "cyclic", "metric": "iterations"}, _CYCLIC
+        "dynamic_parameters",
+        "table_8",
+        {"noise_scale_policy": "cyclic", "metric": "iterations"},
+        _CYCLIC,
     ),
     Discrepancy("dynamic_parameters", "table_9", {"noise_scale_policy": "linear"}, _OTHER_SCHEDULE),
-    Discrepancy("dynamic_parameters", "table_9", {"noise_scale_policy": "exponential"}, _OTHER_SCHEDULE),
+    Discrepancy(
+        "dynamic_parameters", "table_9", {"noise_scale_policy": "exponential"}, _OTHER_SCHEDULE
+    ),
     Discrepancy("dynamic_parameters", "table_9", {"noise_scale_policy": "cyclic"}, _CYCLIC),
     Discrepancy("fed_alpha_cdp", "table_6", {"dataset": "cancer"}, _CANCER),
     Discrepancy("fed_alpha_cdp", "table_7", {"dataset": "cancer", "method": "fed_sdp"}, _CANCER),
@@ -196,7 +213,9 @@ UNREPRODUCED: tuple[Discrepancy, ...] = (
         for dataset in ("lfw", "adult")
         for policy in ("linear", "staircase", "exponential")
     ),
-    Discrepancy("fed_alpha_cdp", "table_8", {"dataset": "cancer", "metric": "target_epsilon"}, _CANCER),
+    Discrepancy(
+        "fed_alpha_cdp", "table_8", {"dataset": "cancer", "metric": "target_epsilon"}, _CANCER
+    ),
     Discrepancy("fed_alpha_cdp", "table_8", {"method": "fed_alpha_cdp_sigma_cyclic"}, _CYCLIC),
     Discrepancy("fed_alpha_cdp", "table_11", {"method": "fed_alpha_cdp_sigma_cyclic"}, _CYCLIC),
 )

@@ -26,20 +26,18 @@ class Event:
     ----------
     sampling_rate : float
         q, in (0, 1]: the probability that one unit takes part in a step.
-    noise_multiplier : float
-        z > 0: standard deviation of the noise over the ℓ2 sensitivity *under the event's own relation*.
-        Clipping at C and noise of standard deviation σC give z = σ under ``add_remove`` and σ/2 under
-        ``replace_one``.
+    noise_multiplier : float z > 0: standard deviation of the noise over the ℓ2 sensitivity *under
+        the event's own relation*. Clipping at C and noise of standard deviation σC give z = σ under
+        ``add_remove`` and σ/2 under ``replace_one``.
     unit : {"example", "client", "local_report"}
         Who is protected.
     relation : {"add_remove", "replace_one"}
         What neighbouring data sets differ by.
     uses : int
         How many times the release happens, at least 1.
-    sampling : {"poisson", "fixed", "none"}
-        ``poisson``: each unit takes part by itself with probability q. ``fixed``: a set of fixed size is
-        drawn without replacement, q being its share. ``none``: every unit takes part, or the adversary sees
-        who does; q must be 1.
+    sampling : {"poisson", "fixed", "none"} ``poisson``: each unit takes part by itself with
+        probability q. ``fixed``: a set of fixed size is drawn without replacement, q being its
+        share. ``none``: every unit takes part, or the adversary sees who does; q must be 1.
 
     Raises
     ------
@@ -115,7 +113,9 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise InputError("The plan has no event, so nothing can be counted: give at least one Event.")
+            raise InputError(
+                "The plan has no event, so nothing can be counted: give at least one Event."
+            )
         for name in ("unit", "relation"):
             found = sorted({getattr(event, name) for event in self.events})
             if len(found) > 1:
@@ -174,12 +174,16 @@ class Ledger:
     def first(self, steps: int) -> "Ledger":
         """Return the ledger of the first ``steps`` releases; 1 to ``self.steps``."""
         if not 1 <= steps <= self.steps:
-            raise InputError(f"steps = {steps} must lie between 1 and the plan's {self.steps} releases.")
+            raise InputError(
+                f"steps = {steps} must lie between 1 and the plan's {self.steps} releases."
+            )
         ends = np.cumsum(self.uses)
         last = int(np.searchsorted(ends, steps))
         kept = steps - int(ends[last] - self.uses[last])
         cut = self.events[last]
-        tail = Event(cut.sampling_rate, cut.noise_multiplier, cut.unit, cut.relation, kept, cut.sampling)
+        tail = Event(
+            cut.sampling_rate, cut.noise_multiplier, cut.unit, cut.relation, kept, cut.sampling
+        )
         return Ledger((*self.events[:last], tail))
 
 

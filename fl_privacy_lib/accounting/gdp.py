@@ -1,7 +1,7 @@
 """Gaussian releases without sampling: their exact ε.
 
-An adversary who sees who sent what gets no help from sampling. What remains is a composition of Gaussian
-releases, which is one Gaussian release with a larger μ.
+An adversary who sees who sent what gets no help from sampling. What remains is a composition of
+Gaussian releases, which is one Gaussian release with a larger μ.
 """
 
 import math
@@ -23,7 +23,9 @@ def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
     positive(mu=mu)
     epsilon = np.asarray(epsilon, dtype=np.float64)
     first = log_ndtr(mu / 2 - epsilon / mu)
-    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)  # logarithms: e^ε alone overflows from ε = 710
+    second = epsilon + log_ndtr(
+        -mu / 2 - epsilon / mu
+    )  # logarithms: e^ε alone overflows from ε = 710
     return np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
 
 
@@ -48,7 +50,9 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return 0.0
     # The Gaussian tail bound: at this ε, Φ(μ/2 - ε/μ) alone is below δ.
     high = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)) + 1)
-    return float(brentq(lambda epsilon: float(gdp_delta(epsilon, mu)) - delta, 0.0, high, xtol=1e-12))
+    return float(
+        brentq(lambda epsilon: float(gdp_delta(epsilon, mu)) - delta, 0.0, high, xtol=1e-12)
+    )
 
 
 def gdp_mu(events: Event | Ledger) -> float:

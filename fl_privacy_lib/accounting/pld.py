@@ -20,7 +20,9 @@ _FINER = 8.0  # how much finer the grid becomes at a time
 _MOST_BINS = 1_000_000  # of a grid that was made finer: a second or two a distribution
 _SETTLED = 1e-3  # relative error of ε that ends the refinement
 _PAIRS = 64  # each different (q, z) is a distribution and a convolution of its own
-_TAIL = 9.0  # standard deviations: what lies beyond has a mass of 1e-19 and counts as an infinite loss
+_TAIL = (
+    9.0  # standard deviations: what lies beyond has a mass of 1e-19 and counts as an infinite loss
+)
 
 
 def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None) -> Spending:
@@ -32,16 +34,14 @@ def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None
         At most 64 different (q, z, sampling).
     delta : float
         In (0, 1).
-    grid : float, optional
-        Width of the grid of losses. None: 1e-4, or the largest loss of a step over 100,000, if that is more; made
-        finer for a small ε, until its error is about 0.1 %.
+    grid : float, optional Width of the grid of losses. None: 1e-4, or the largest loss of a step
+        over 100,000, if that is more; made finer for a small ε, until its error is about 0.1 %.
 
     Returns
     -------
-    Spending
-        The least of two upper bounds on ε: that of the composed distributions, and that of Rényi accounting, which
-        a grid's error can exceed. Under ``replace_one`` a sampled step is bounded by the symmetric curve of
-        `replaced_delta`.
+    Spending The least of two upper bounds on ε: that of the composed distributions, and that of
+        Rényi accounting, which a grid's error can exceed. Under ``replace_one`` a sampled step is
+        bounded by the symmetric curve of `replaced_delta`.
 
     Raises
     ------
@@ -86,7 +86,9 @@ def _refined(ledger: Ledger, totals: dict[tuple[float, float], int], delta: floa
     return epsilon
 
 
-def _composed(ledger: Ledger, totals: dict[tuple[float, float], int], delta: float, grid: float) -> float:
+def _composed(
+    ledger: Ledger, totals: dict[tuple[float, float], int], delta: float, grid: float
+) -> float:
     if ledger.relation == "replace_one":
         return _replaced(totals, delta, grid)
     accountant = PLDAccountant(value_discretization_interval=grid)
@@ -123,9 +125,9 @@ def replaced_delta(epsilon: Floats, rate: float, noise: float) -> Floats:
 
     Notes
     -----
-    For ε ≥ 0, advanced joint convexity (Balle, Barthe and Gaboardi, 2018) gives
-    q δ_Gauss(ln(1 + (e^ε - 1)/q)) for fixed-size and for Poisson sampling alike: the three cases of a step
-    (without the unit, with it, with its replacement) are pairwise within the sensitivity. The bound holds in
+    For ε ≥ 0, advanced joint convexity (Balle, Barthe and Gaboardi, 2018) gives q δ_Gauss(ln(1 +
+    (e^ε - 1)/q)) for fixed-size and for Poisson sampling alike: the three cases of a step (without
+    the unit, with it, with its replacement) are pairwise within the sensitivity. The bound holds in
     both directions, so the curve is continued to ε < 0 by δ(ε) = 1 - e^ε + e^ε δ(-ε), the form that
     composition needs (Zhu, Dong and Wang, 2022).
     """
@@ -146,7 +148,9 @@ def _replaced(totals: dict[tuple[float, float], int], delta: float, grid: float)
             continue
         bins = math.ceil(_largest_loss(rate, noise) / grid)
         curve = replaced_delta(np.arange(-bins, bins + 1) * grid, rate, noise)  # [2 bins + 1]
-        curve = np.minimum.accumulate(np.clip(curve, 0.0, 1.0))  # rounding may lift a flat stretch by 1e-16
+        curve = np.minimum.accumulate(
+            np.clip(curve, 0.0, 1.0)
+        )  # rounding may lift a flat stretch by 1e-16
         step = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -bins, bins, curve)
         repeated = privacy_loss_distribution.PrivacyLossDistribution(step).self_compose(uses)
         composed = composed.compose(repeated)

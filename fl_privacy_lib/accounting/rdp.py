@@ -1,8 +1,8 @@
 """Rényi divergences of the subsampled Gaussian, and the moments accountant that adds them up.
 
-Integer orders come from a binomial sum over all (q, z) at once, which is fast enough for a schedule of 10,000
-noise levels and keeps its digits where q is tiny. Fractional orders, sampling without replacement and the
-improved conversion come from dp_accounting.
+Integer orders come from a binomial sum over all (q, z) at once, which is fast enough for a schedule
+of 10,000 noise levels and keeps its digits where q is tiny. Fractional orders, sampling without
+replacement and the improved conversion come from dp_accounting.
 """
 
 from functools import lru_cache
@@ -60,8 +60,8 @@ def integer_rdp(rates: Floats, noise: Floats, orders: Orders) -> Floats:
 
     Notes
     -----
-    Mironov, Talwar and Zhang (2019), section 3.3: with A = E[(1 - q + q·ratio)^α], RDP = ln A / (α - 1) and
-    A - 1 = Σ_{k≥2} C(α,k) q^k (1-q)^{α-k} (e^{k(k-1)/(2z²)} - 1).
+    Mironov, Talwar and Zhang (2019), section 3.3: with A = E[(1 - q + q·ratio)^α], RDP = ln A / (α
+    - 1) and A - 1 = Σ_{k≥2} C(α,k) q^k (1-q)^{α-k} (e^{k(k-1)/(2z²)} - 1).
 
     Examples
     --------
@@ -85,7 +85,8 @@ def _binomial_sums(rates: Floats, noise: Floats, orders: Orders) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):  # q = 1, which the caller overwrites
         log_other = np.log1p(-rates)  # [pairs, 1]
         gap = k * (k - 1) / (2 * np.square(noise))  # [pairs, k]
-        # The summand without A's 1 is what remains of the sum: no digits are lost to a 1 that is taken away.
+        # The summand without A's 1 is what remains of the sum: no digits are lost to a 1 that is
+        # taken away.
         terms = gap + np.log(-np.expm1(-gap)) + k * (np.log(rates) - log_other)  # [pairs, k]
         columns = []
         for order in orders:
@@ -93,7 +94,9 @@ def _binomial_sums(rates: Floats, noise: Floats, orders: Orders) -> Floats:
             choose = gammaln(order + 1) - gammaln(used + 1) - gammaln(order - used + 1)
             summand = terms[:, : used.size] + choose
             top = summand.max(axis=1, keepdims=True)
-            log_sum = top[:, 0] + np.log(np.exp(summand - top).sum(axis=1)) + order * log_other[:, 0]
+            log_sum = (
+                top[:, 0] + np.log(np.exp(summand - top).sum(axis=1)) + order * log_other[:, 0]
+            )
             columns.append(np.logaddexp(0, log_sum) / (order - 1))
     return np.stack(columns, axis=1)
 
@@ -116,18 +119,17 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
 
     Parameters
     ----------
-    events : Event, Ledger
-        Under ``replace_one`` a sampled event gets the bound for sampling without replacement (Wang, Balle
-        and Kasiviswanathan, 2019, theorem 27). It covers Poisson sampling too, whose three cases (without the
-        unit, with it, with its replacement) are no further apart.
-    orders : tuple of float
-        Above 1. With more than 64 different (q, z), fractional orders are left out (their value is infinite):
-        leaving an order out can only raise ε.
+    events : Event, Ledger Under ``replace_one`` a sampled event gets the bound for sampling without
+        replacement (Wang, Balle and Kasiviswanathan, 2019, theorem 27). It covers Poisson sampling
+        too, whose three cases (without the unit, with it, with its replacement) are no further
+        apart.
+    orders : tuple of float Above 1. With more than 64 different (q, z), fractional orders are left
+        out (their value is infinite): leaving an order out can only raise ε.
 
     Raises
     ------
-    InputError
-        If an order is not above 1, or more than 64 different (q, z) are sampled under ``replace_one``.
+    InputError If an order is not above 1, or more than 64 different (q, z) are sampled under
+        ``replace_one``.
     """
     if not orders or min(orders) <= 1:
         raise InputError(f"orders = {orders} must be at least one number, all greater than 1.")
@@ -150,7 +152,13 @@ def _poisson(pairs: Floats, orders: Orders) -> Floats:
     few = len(pairs) <= _FRACTIONAL_PAIRS
     fractional = tuple(order for order in orders if order != int(order))
     found = (
-        dict(zip(fractional, np.array([_peer_rdp(q, z, fractional, False) for q, z in pairs]).T, strict=True))
+        dict(
+            zip(
+                fractional,
+                np.array([_peer_rdp(q, z, fractional, False) for q, z in pairs]).T,
+                strict=True,
+            )
+        )
         if few and fractional
         else {}
     )
@@ -158,7 +166,8 @@ def _poisson(pairs: Floats, orders: Orders) -> Floats:
         if order == int(order):
             table[:, column] = exact[order]
         elif few:
-            # RDP rises with the order: whole neighbours hold the series where it runs out of digits (tiny q).
+            # RDP rises with the order: whole neighbours hold the series where it runs out of digits
+            # (tiny q).
             floor = exact.get(low[column], 0.0)
             table[:, column] = np.clip(found[order], floor, exact[high[column]])
     return table
@@ -175,7 +184,9 @@ def _replaced(pairs: Floats, orders: Orders) -> Floats:
     for row, (rate, noise) in enumerate(pairs):
         if rate < 1:
             bound[row] = _peer_rdp(rate, noise, orders, True)
-    return np.minimum(bound, plain)  # joint quasi-convexity: sampling never makes a release tell more
+    return np.minimum(
+        bound, plain
+    )  # joint quasi-convexity: sampling never makes a release tell more
 
 
 def total_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
@@ -197,9 +208,9 @@ def epsilon_from_rdp(
         Above 1.
     delta : float
         In (0, 1).
-    conversion : {"classic", "improved"}
-        ``classic``: RDP + ln(1/δ)/(α - 1), Mironov (2017), used by all three papers. ``improved``: RDP +
-        ln(1 - 1/α) - ln(δα)/(α - 1), Canonne, Kamath and Steinke (2020), as in dp_accounting.
+    conversion : {"classic", "improved"} ``classic``: RDP + ln(1/δ)/(α - 1), Mironov (2017), used by
+        all three papers. ``improved``: RDP + ln(1 - 1/α) - ln(δα)/(α - 1), Canonne, Kamath and
+        Steinke (2020), as in dp_accounting.
 
     Examples
     --------
@@ -229,11 +240,15 @@ def order_costs(orders: Orders, delta: float, conversion: Conversion) -> Floats:
 
 
 def rdp_curve(
-    events: Event | Ledger, delta: float, orders: Orders = TODAY_ORDERS, conversion: Conversion = "improved"
+    events: Event | Ledger,
+    delta: float,
+    orders: Orders = TODAY_ORDERS,
+    conversion: Conversion = "improved",
 ) -> Floats:
     """Return ε after each release, [steps].
 
-    The orders are gone through one by one, so that memory grows with the steps and not with their product.
+    The orders are gone through one by one, so that memory grows with the steps and not with their
+    product.
     """
     one_of(get_args(Conversion), conversion=conversion)
     check_delta(delta=delta)

@@ -33,15 +33,13 @@ class Cell:
         Folder and file of the table.
     keys : mapping
         The row's key columns, as published.
-    kind : str
-        ``fixed_epsilon``: ε with σ = 6; ``other_epsilon``: ε under a schedule, under the sensitivities of one
-        training, or with a σ that is not stated; ``target``: a budget in a header; ``iterations``,
-        ``rounds``: when a budget is spent.
+    kind : str ``fixed_epsilon``: ε with σ = 6; ``other_epsilon``: ε under a schedule, under the
+        sensitivities of one training, or with a σ that is not stated; ``target``: a budget in a
+        header; ``iterations``, ``rounds``: when a budget is spent.
     published, ours, tolerance : float
         ε: within 0.1 % or one unit of the last printed digit. Iterations: within 1. Rounds: equal.
-    outcome : str
-        ``agrees``, within the tolerance; ``differs``; ``coincidence`` for a value within the tolerance whose
-        convention is not known, so that it supports nothing.
+    outcome : str ``agrees``, within the tolerance; ``differs``; ``coincidence`` for a value within
+        the tolerance whose convention is not known, so that it supports nothing.
     cause : str
         Why a cell is not counted; empty for one that agrees.
     """
@@ -87,7 +85,9 @@ def recompute(paper: str, table: str, rows: Iterable[Row]) -> tuple[Cell, ...]:
     """
     if (paper, table) not in CONVENTIONS:
         known = ", ".join("/".join(key) for key in CONVENTIONS)
-        raise InputError(f"table = '{paper}/{table}' has no accounting convention: choose one of {known}.")
+        raise InputError(
+            f"table = '{paper}/{table}' has no accounting convention: choose one of {known}."
+        )
     rows = list(rows)
     columns = CONVENTIONS[paper, table]
     cells = []
@@ -120,7 +120,9 @@ def epsilon_tolerance(printed: str) -> float:
     return max(1e-3 * float(printed), 10.0**-decimals)
 
 
-def _epsilon_cell(paper: str, table: str, row: Row, rows: Sequence[Row], convention: Convention) -> Cell:
+def _epsilon_cell(
+    paper: str, table: str, row: Row, rows: Sequence[Row], convention: Convention
+) -> Cell:
     tolerance = epsilon_tolerance(row["value"])
     policy = row.get("noise_scale_policy", "fixed")
     rate, steps = _training(paper, row, rows)
@@ -135,7 +137,9 @@ def _epsilon_cell(paper: str, table: str, row: Row, rows: Sequence[Row], convent
 def _has_stated_noise(table: str, row: Row) -> bool:
     """Return whether a row's σ is 6 by the table's account; not where the variance is held constant."""
     constant_variance = table == "table_7" and "clip" in row
-    return not constant_variance or (row["method"] == "dp_baseline" and row["target_accuracy"] != "0.9773")
+    return not constant_variance or (
+        row["method"] == "dp_baseline" and row["target_accuracy"] != "0.9773"
+    )
 
 
 def _training(paper: str, row: Row, rows: Sequence[Row]) -> tuple[float, int]:
@@ -144,7 +148,8 @@ def _training(paper: str, row: Row, rows: Sequence[Row]) -> tuple[float, int]:
     printed = [  # the row's own count, where the table prints one
         int(other["value"])
         for other in rows
-        if other["metric"] in ("iterations", "rounds") and all(other.get(key) == row.get(key) for key in keys)
+        if other["metric"] in ("iterations", "rounds")
+        and all(other.get(key) == row.get(key) for key in keys)
     ]
     if paper == "dynamic_parameters":
         return given.EXAMPLE_RATE, printed[0] if printed else given.ITERATIONS[row["dataset"]]
@@ -162,7 +167,9 @@ def fixed_epsilon(convention: Convention, rate: float, steps: int) -> float:
     >>> print(f"{fixed_epsilon(Convention('advanced', decimals=3), 0.01, 6_000):.3f}")
     5.504
     """
-    step = Event(rate, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps + convention.extra_steps)
+    step = Event(
+        rate, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps + convention.extra_steps
+    )
     return _spent(convention, Ledger.of(step))
 
 
@@ -215,14 +222,18 @@ def _stop(policy: str, steps: int, convention: Convention, budget: float) -> int
     return steps if beyond is None else beyond
 
 
-def _stopping_cell(paper: str, table: str, row: Row, columns: Mapping[str, Convention]) -> Cell | None:
+def _stopping_cell(
+    paper: str, table: str, row: Row, columns: Mapping[str, Convention]
+) -> Cell | None:
     """Return the cell of a stopping time that a budget decides; None for one that training decides."""
     if row.get("target_epsilon") in _NO_BUDGET or row["metric"] not in ("iterations", "rounds"):
         return None
     budget = float(row["target_epsilon"])
     convention = columns[row.get("accounting", "moments_accountant")]
     if row["metric"] == "iterations":
-        stop = _stop(row["noise_scale_policy"], given.ITERATIONS[row["dataset"]], convention, budget)
+        stop = _stop(
+            row["noise_scale_policy"], given.ITERATIONS[row["dataset"]], convention, budget
+        )
         return _cell(paper, table, row, "iterations", stop, 1.0)
     policy = row["method"].removeprefix("fed_alpha_cdp_sigma_")
     length = given.ROUNDS[row["dataset"]] * given.LOCAL_ITERATIONS
@@ -240,23 +251,41 @@ def _targets(paper: str, table: str, rows: Sequence[Row]) -> list[Cell]:
             continue
         dataset = row["dataset"]
         federated = paper != "dynamic_parameters"
-        length = given.ROUNDS[dataset] * given.LOCAL_ITERATIONS if federated else given.ITERATIONS[dataset]
+        length = (
+            given.ROUNDS[dataset] * given.LOCAL_ITERATIONS
+            if federated
+            else given.ITERATIONS[dataset]
+        )
         printed = str(target)
-        keys = {"dataset": dataset, "accounting": column, "metric": "target_epsilon", "value": printed}
+        keys = {
+            "dataset": dataset,
+            "accounting": column,
+            "metric": "target_epsilon",
+            "value": printed,
+        }
         ours = fixed_epsilon(spending(column), given.EXAMPLE_RATE, length)
-        found[dataset, column] = _cell(paper, table, keys, "target", ours, epsilon_tolerance(printed))
+        found[dataset, column] = _cell(
+            paper, table, keys, "target", ours, epsilon_tolerance(printed)
+        )
     return list(found.values())
 
 
 def implied_noise(cell: Cell, steps: int) -> float:
     """Return the one σ that gives a cell's published ε over ``steps`` steps under its column's convention.
 
-    For rows whose σ is not stated: if the columns of a row imply different σ, no constant σ is behind it.
+    For rows whose σ is not stated: if the columns of a row imply different σ, no constant σ is
+    behind it.
     """
     convention = CONVENTIONS[cell.paper, cell.table][cell.keys["accounting"]]
     low, high = 1e-2, 1e4
     for _ in range(60):
         middle = float(np.sqrt(low * high))
-        step = Event(given.EXAMPLE_RATE, middle, "example", "add_remove", uses=steps + convention.extra_steps)
-        low, high = (middle, high) if _spent(convention, Ledger.of(step)) > cell.published else (low, middle)
+        step = Event(
+            given.EXAMPLE_RATE, middle, "example", "add_remove", uses=steps + convention.extra_steps
+        )
+        low, high = (
+            (middle, high)
+            if _spent(convention, Ledger.of(step)) > cell.published
+            else (low, middle)
+        )
     return high

@@ -1,7 +1,7 @@
 """Values that change over the steps of a training: noise scales σ_t, clipping bounds C_t, or ε_t.
 
-A schedule is an array, [steps]; its value at step t (from 0) depends on t/T alone, so one formula serves a
-count of iterations and a count of rounds.
+A schedule is an array, [steps]; its value at step t (from 0) depends on t/T alone, so one formula
+serves a count of iterations and a count of rounds.
 """
 
 import math
@@ -66,7 +66,8 @@ def exponential(start: float, end: float, steps: int) -> Floats:
 def triangular(low: float, high: float, steps: int, cycles: int = 1, decay: float = 1.0) -> Floats:
     """Return a triangular wave, [steps]: each cycle rises from ``low`` and falls back to it.
 
-    The cyclic policy of the dynamic-parameters paper; the n-th cycle (from 0) is (high - low) · decay^n high.
+    The cyclic policy of the dynamic-parameters paper; the n-th cycle (from 0) is (high - low) ·
+    decay^n high.
 
     Examples
     --------
@@ -86,8 +87,8 @@ def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
 
     Notes
     -----
-    Fed-alphaCDP, section 5.3, prints the formula with an end of 0, where the noise vanishes and ε is
-    infinite: the end here must be above 0.
+    Fed-alphaCDP, section 5.3, prints the formula with an end of 0, where the noise vanishes and ε
+    is infinite: the end here must be above 0.
 
     Examples
     --------
@@ -108,7 +109,9 @@ def cosine_arc(start: float, end: float, steps: int) -> Floats:
     """
     positive(start=start, end=end)
     if end > start:
-        raise InputError(f"end = {end} is above start = {start}, and a cosine arc only falls: swap the two.")
+        raise InputError(
+            f"end = {end} is above start = {start}, and a cosine arc only falls: swap the two."
+        )
     return start * np.cos(math.acos(end / start) * _time(steps))
 
 
@@ -127,9 +130,16 @@ def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats
 
 
 def ledger_of(
-    noise: Floats, sampling_rate: float, unit: Unit, relation: Relation, sampling: Sampling = "poisson"
+    noise: Floats,
+    sampling_rate: float,
+    unit: Unit,
+    relation: Relation,
+    sampling: Sampling = "poisson",
 ) -> Ledger:
     """Return the ledger of one release for each noise multiplier, [steps]."""
     return Ledger(
-        tuple(Event(sampling_rate, float(z), unit, relation, sampling=sampling) for z in np.ravel(noise))
+        tuple(
+            Event(sampling_rate, float(z), unit, relation, sampling=sampling)
+            for z in np.ravel(noise)
+        )
     )

@@ -11,8 +11,8 @@ from fl_privacy_lib.accounting.spending import Spending
 def step_rho(ledger: Ledger) -> Floats:
     """Return ρ of one use of each event, [events]: q²/z² if sampled, 1/(2z²) if not.
 
-    Yu et al. charge q²/z² for a random batch, twice the leading term of the subsampled divergence; 1/(2z²) is
-    the plain Gaussian release of Bun and Steinke (2016).
+    Yu et al. charge q²/z² for a random batch, twice the leading term of the subsampled divergence;
+    1/(2z²) is the plain Gaussian release of Bun and Steinke (2016).
     """
     squared = np.square(ledger.noise)
     return np.where(ledger.sampled, np.square(ledger.rates) / squared, 0.5 / squared)
@@ -48,7 +48,9 @@ def _caveats(ledger: Ledger, rho: float, delta: float) -> tuple[str, ...]:
     found = []
     failures = sampling_condition_failures(ledger)
     if failures:
-        found.append(f"The theorem needs q < 1/(16σ), which fails at {failures} of {ledger.steps} steps.")
+        found.append(
+            f"The theorem needs q < 1/(16σ), which fails at {failures} of {ledger.steps} steps."
+        )
     low = int(ledger.uses[ledger.sampled & (ledger.noise < 1)].sum())
     if low:
         found.append(
@@ -58,15 +60,17 @@ def _caveats(ledger: Ledger, rho: float, delta: float) -> tuple[str, ...]:
     q, z = ledger.rates[ledger.sampled], ledger.noise[ledger.sampled]
     reach = 1 + max(0.0, float(np.min(np.square(z) * -np.log(q * z))))
     if order > reach:
-        found.append(f"ε uses the Rényi order {order:.3g}, but the theorem reaches only to {reach:.3g}.")
+        found.append(
+            f"ε uses the Rényi order {order:.3g}, but the theorem reaches only to {reach:.3g}."
+        )
     return tuple(found)
 
 
 def sampling_condition_failures(events: Event | Ledger) -> int:
     """Return the number of sampled steps with q ≥ 1/(16 z).
 
-    The three papers on training quote q < 1/(16σ) for the moments accountant and for zCDP. The numeric
-    moments accountant does not need it; the printed theorems do.
+    The three papers on training quote q < 1/(16σ) for the moments accountant and for zCDP. The
+    numeric moments accountant does not need it; the printed theorems do.
 
     Examples
     --------

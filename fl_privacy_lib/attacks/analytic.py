@@ -12,8 +12,9 @@ from fl_privacy_lib.models import Parameters, call
 def dense_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return the input of a dense layer from the gradients of its weight and bias: one example, exactly.
 
-    With y = Wx + b every row of the weight's gradient is the bias's entry times x. Of all rows the least-squares
-    solution is taken, so that noise hurts least. Behind a batch it returns a mixture; see `dense_rows`.
+    With y = Wx + b every row of the weight's gradient is the bias's entry times x. Of all rows the
+    least-squares solution is taken, so that noise hurts least. Behind a batch it returns a mixture;
+    see `dense_rows`.
 
     Parameters
     ----------
@@ -39,8 +40,8 @@ def dense_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 def dense_rows(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return each row of the weight's gradient divided by its bias's entry: [..., outputs, inputs].
 
-    A unit that only one example of a batch has switched on shows that example's input, whatever the others are.
-    Rows of units that were off are not finite.
+    A unit that only one example of a batch has switched on shows that example's input, whatever the
+    others are. Rows of units that were off are not finite.
 
     Examples
     --------
@@ -56,10 +57,11 @@ def label_counts(
 ) -> torch.Tensor:
     """Return how often each class stands in a batch, from the last dense layer and images of the attacker's own.
 
-    The sum of row c of that layer's weight gradient is the mean of p_c·F − 1[y = c]·F over the batch, F the sum of an
-    example's features. On a network that has not learned yet p and F hardly depend on the image, so the attacker's
-    own images tell both; what is left of a row is −F/B for each example of its class. It needs the gradient's true
-    scale: after clipping `labels.infer_labels` is the better rule.
+    The sum of row c of that layer's weight gradient is the mean of p_c·F − 1[y = c]·F over the
+    batch, F the sum of an example's features. On a network that has not learned yet p and F hardly
+    depend on the image, so the attacker's own images tell both; what is left of a row is −F/B for
+    each example of its class. It needs the gradient's true scale: after clipping
+    `labels.infer_labels` is the better rule.
 
     Parameters
     ----------
@@ -80,11 +82,16 @@ def label_counts(
         p = torch.softmax(call(model, weights, own), -1)  # [N, classes]
     unlikely = p.argmin(1)  # any label would do; here 1 − p is far from 0
     shared = {name: w[None] for name, w in weights.items()}
-    mine = last_dense({n: g[0] for n, g in example_gradients(model, shared, own[None], unlikely[None]).items()})
+    mine = last_dense(
+        {n: g[0] for n, g in example_gradients(model, shared, own[None], unlikely[None]).items()}
+    )
     rows = torch.arange(len(own), device=own.device)
     features = mine.sum(-1)[rows, unlikely] / (p[rows, unlikely] - 1)  # F, [N]
     left = last_dense(gradient).sum(-1) - (p * features[:, None]).mean(0)  # [rows, classes]
-    counts, every = torch.zeros_like(left, dtype=torch.long), torch.arange(len(left), device=left.device)
+    counts, every = (
+        torch.zeros_like(left, dtype=torch.long),
+        torch.arange(len(left), device=left.device),
+    )
     for _ in range(batch_size):
         lowest = left.argmin(1)
         counts[every, lowest] += 1

@@ -19,7 +19,10 @@ from fl_privacy_lib.models import call
 
 OWN_IMAGES = 16  # whose features and probabilities an attacker looks at, to count labels
 OWN_KINDS = ("patterned", "patterned_4x4", "patterned_8x8", "uniform", "zeros", "ones")
-OWN_LIGHT = (1.0, 0.3)  # every kind bright and dim: what is usual must not depend on one kind of image
+OWN_LIGHT = (
+    1.0,
+    0.3,
+)  # every kind bright and dim: what is usual must not depend on one kind of image
 Seen = Sequence[Sequence[Observation]]  # [victims][R]
 
 
@@ -32,14 +35,22 @@ def check_observations(seen: Seen, model: nn.Module, batch_size: int) -> None:
     first, every = seen[0][0], [o for row in seen for o in row]
     stage = first.tap.stage
     if any(o.tap.stage != stage or o.defense != first.defense for o in every):
-        raise InputError("observations of one call must come from one kind of tap under one defence; split the call.")
+        raise InputError(
+            "observations of one call must come from one kind of tap under one defence; split the call."
+        )
     for column in zip(*seen, strict=True):
         if len({(o.tap.round, o.local_lr, o.local_iterations) for o in column}) > 1:
-            raise InputError("observations of one call must share round, learning rate and iterations; split the call.")
+            raise InputError(
+                "observations of one call must share round, learning rate and iterations; split the call."
+            )
     if stage == "aggregate":
-        raise InputError("an aggregate mixes clients; a reconstruction reads example, batch, update or received.")
+        raise InputError(
+            "an aggregate mixes clients; a reconstruction reads example, batch, update or received."
+        )
     if stage == "example" and batch_size != 1:
-        raise InputError(f"batch_size = {batch_size} at the tap 'example', which holds one example's gradient: use 1.")
+        raise InputError(
+            f"batch_size = {batch_size} at the tap 'example', which holds one example's gradient: use 1."
+        )
     leading = 1 if stage == "example" else 0
     expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for o in every:
@@ -59,7 +70,9 @@ def classes_of(model: nn.Module, observation: Observation, shape: tuple[int, ...
         with torch.no_grad():
             logits = call(model, observation.weights, anyone.new_zeros(1, *shape))
     except RuntimeError as error:
-        raise InputError(f"the model takes no image of shape {shape}: give the shape of its images.") from error
+        raise InputError(
+            f"the model takes no image of shape {shape}: give the shape of its images."
+        ) from error
     return int(logits.shape[-1])
 
 
@@ -86,10 +99,14 @@ def labels_of(
                 "label an image."
             )
         if bool(((labels < UNKNOWN) | (labels >= classes)).any()):
-            raise InputError(f"labels must lie between 0 and {classes - 1}, or be {UNKNOWN} where one is not known.")
+            raise InputError(
+                f"labels must lie between 0 and {classes - 1}, or be {UNKNOWN} where one is not known."
+            )
         return labels
     if rule == "given":
-        raise InputError("label_rule = 'given' needs the labels: give labels, or use 'inferred' or 'joint'.")
+        raise InputError(
+            "label_rule = 'given' needs the labels: give labels, or use 'inferred' or 'joint'."
+        )
     if rule == "joint":
         return None
     columns = [stacked(column) for column in zip(*seen, strict=True)]
@@ -106,7 +123,7 @@ def labels_of(
     return found
 
 
-def worth_trying(evidence: Sequence[Evidence], labels: torch.Tensor | None) -> torch.Tensor:
+def plausible_rows(evidence: Sequence[Evidence], labels: torch.Tensor | None) -> torch.Tensor:
     """Return which victims [V] left anything to attack: finite gradients, not all zero, and labels."""
     every = [t[..., None].flatten(1) for e in evidence for t in e.targets.values()]
     good = torch.stack([torch.isfinite(t).all(1) for t in every]).all(0)
@@ -129,17 +146,34 @@ def gather(
 
     Parameters
     ----------
-    trusted : tensors […] or [V, …] of bool by name, coordinates that the caller allows; None for all
+    trusted : tensors […] or [V, …] of bool by name, coordinates that the caller allows; None for
+        all
     """
     first, targets = observations[0].weights, stacked(observations)
-    shared = all(w is first[n] or torch.equal(w, first[n]) for o in observations for n, w in o.weights.items())
-    weights = first if shared else {name: torch.stack([o.weights[name] for o in observations]) for name in first}
+    shared = all(
+        w is first[n] or torch.equal(w, first[n])
+        for o in observations
+        for n, w in o.weights.items()
+    )
+    weights = (
+        first
+        if shared
+        else {name: torch.stack([o.weights[name] for o in observations]) for name in first}
+    )
     found = Evidence(weights, shared, targets, replay(observations[0], attack.clip_aware))
-    usual = _usual(model, found, labels, batch_size, shape, attack.seed) if attack.mask == "outliers" else None
+    usual = (
+        _usual(model, found, labels, batch_size, shape, attack.seed)
+        if attack.mask == "outliers"
+        else None
+    )
     told = untouched(targets, attack.mask, usual)
     if trusted is not None:
-        allowed = {name: trusted[name].expand_as(t) if name in trusted else torch.ones_like(t, dtype=torch.bool)
-                   for name, t in targets.items()}  # fmt: skip
+        allowed = {
+            name: trusted[name].expand_as(t)
+            if name in trusted
+            else torch.ones_like(t, dtype=torch.bool)
+            for name, t in targets.items()
+        }
         told = allowed if told is None else {name: told[name] & allowed[name] for name in told}
     return Evidence(weights, shared, targets, found.view, told)
 
@@ -154,13 +188,22 @@ def _usual(
 ) -> Usual:
     """Return what gradients of images of the attacker's own look like, at the victims' weights and labels."""
     if labels is None:
-        raise InputError("mask = 'outliers' needs labels for images of its own: use label_rule = 'inferred'.")
+        raise InputError(
+            "mask = 'outliers' needs labels for images of its own: use label_rule = 'inferred'."
+        )
     generator = keyed_generator(labels.device, seed, "usual")
     found = []
     for kind in OWN_KINDS:
         for light in OWN_LIGHT:
-            images = light * start(kind, labels.numel(), shape, generator).view(len(labels), batch_size, *shape)
+            images = light * start(kind, labels.numel(), shape, generator).view(
+                len(labels), batch_size, *shape
+            )
             with torch.no_grad():
                 found.append(evidence.seen(model, images, labels.clamp_min(0)))
-    every = {name: torch.stack([g[name] for g in found]) for name in evidence.targets}  # [kinds, V, …]
-    return Usual({n: g.mean(0) for n, g in every.items()}, {n: g.var(0, correction=0) for n, g in every.items()})
+    every = {
+        name: torch.stack([g[name] for g in found]) for name in evidence.targets
+    }  # [kinds, V, …]
+    return Usual(
+        {n: g.mean(0) for n, g in every.items()},
+        {n: g.var(0, correction=0) for n, g in every.items()},
+    )

@@ -12,18 +12,20 @@ def last_dense(gradient: Gradient) -> torch.Tensor:
     """Return the weight gradient of the last dense layer, [rows, classes, features]."""
     found = [g for g in gradient.values() if g.dim() == 3]
     if not found:
-        raise InputError("no dense layer's weight gradient was observed, so no label can be inferred from it.")
+        raise InputError(
+            "no dense layer's weight gradient was observed, so no label can be inferred from it."
+        )
     return found[-1]
 
 
 def infer_labels(gradient: Gradient, batch_size: int) -> torch.Tensor:
     """Return the labels that the last layer's weight gradient points at.
 
-    Row c of that gradient is the mean over the batch of (p_c − 1[y = c])·features. With features that are never
-    negative (sigmoid, ReLU) only an example of class c can push the row's sum below zero, and each pushes by about
-    the same amount, its share. So every class with a negative sum is taken once, the lowest first, and one share is
-    added back to it. The labels still missing are taken one by one, always the lowest row. For one example this is
-    iDLG's rule, the lowest row.
+    Row c of that gradient is the mean over the batch of (p_c − 1[y = c])·features. With features
+    that are never negative (sigmoid, ReLU) only an example of class c can push the row's sum below
+    zero, and each pushes by about the same amount, its share. So every class with a negative sum is
+    taken once, the lowest first, and one share is added back to it. The labels still missing are
+    taken one by one, always the lowest row. For one example this is iDLG's rule, the lowest row.
 
     Parameters
     ----------
@@ -32,14 +34,15 @@ def infer_labels(gradient: Gradient, batch_size: int) -> torch.Tensor:
 
     Returns
     -------
-    tensor [rows, B] of class indices, ascending; a class may stand more than once. A row whose sums are all alike
-    (a gradient of zeros) or no numbers betrays nothing and holds −1.
+    tensor [rows, B] of class indices, ascending; a class may stand more than once. A row whose sums
+    are all alike (a gradient of zeros) or no numbers betrays nothing and holds −1.
 
     Notes
     -----
-    Source: iDLG (Zhao et al. 2020) for one example; LLG (Wainakh et al. 2022) for both stages, here without an
-    auxiliary data set. LLG's share, the negative sums / B × (1 + 1/classes), is too small where many classes are
-    present. Here each present class is taken to hide as much of a positive part as the median positive row shows.
+    Source: iDLG (Zhao et al. 2020) for one example; LLG (Wainakh et al. 2022) for both stages, here
+    without an auxiliary data set. LLG's share, the negative sums / B × (1 + 1/classes), is too
+    small where many classes are present. Here each present class is taken to hide as much of a
+    positive part as the median positive row shows.
 
     Examples
     --------

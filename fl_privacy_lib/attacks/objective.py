@@ -24,8 +24,8 @@ Evaluate = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 def as_gradient(observation: Observation, example: int = 0) -> Gradient:
     """Return what was observed as a gradient, tensors […].
 
-    At ``example`` that is one example's gradient; an update is divided by −η·L, which is exact for one local
-    iteration (L = 1) and for more takes the sum of L different gradients for one.
+    At ``example`` that is one example's gradient; an update is divided by −η·L, which is exact for
+    one local iteration (L = 1) and for more takes the sum of L different gradients for one.
     """
     if observation.tap.stage == "example":
         return {name: v[example] for name, v in observation.values.items()}
@@ -41,25 +41,29 @@ def replay(observation: Observation, aware: bool) -> Replay:
     Parameters
     ----------
     observation : tells the tap, the plan and the public defence
-    aware : bool
-        False, the published attack: average the dummies' gradients. True: pass them through the same stages,
-        without their noise, so that a clipped gradient is compared with a clipped one.
+    aware : bool False, the published attack: average the dummies' gradients. True: pass them
+        through the same stages, without their noise, so that a clipped gradient is compared with a
+        clipped one.
 
     Returns
     -------
-    function of example gradients [rows, batch, …], giving tensors [rows, …] on the scale of `as_gradient`; a row
-    takes the place of a client
+    function of example gradients [rows, batch, …], giving tensors [rows, …] on the scale of
+    `as_gradient`; a row takes the place of a client
     """
     known: dict[str, Any] = observation.defense
     defense = Defense(**known).noiseless() if aware else Defense("non_private")
     stage = observation.tap.stage
     if stage == "aggregate":
-        raise InputError("an aggregate mixes clients; a reconstruction reads example, batch, update or received.")
+        raise InputError(
+            "an aggregate mixes clients; a reconstruction reads example, batch, update or received."
+        )
     step = -observation.local_lr * observation.local_iterations
 
     def view(gradients: Gradient) -> Gradient:
         batch_size = next(iter(gradients.values())).shape[1]
-        ctx = ClientContext(observation.tap.round, (observation.tap.client,), (), batch_size=batch_size)
+        ctx = ClientContext(
+            observation.tap.round, (observation.tap.client,), (), batch_size=batch_size
+        )
         values = defense.reach(stage, gradients, ctx, step)
         if stage == "example":
             return {name: g.mean(1) for name, g in values.items()}
@@ -70,9 +74,13 @@ def replay(observation: Observation, aware: bool) -> Replay:
 
 def _dots(seen: Gradient, target: Gradient) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ⟨seen, target⟩, ⟨seen, seen⟩ and ⟨target, target⟩ of each tensor, row by row: [tensors, rows]."""
-    pairs = [(seen[name][..., None].flatten(1), t[..., None].flatten(1)) for name, t in target.items()]
+    pairs = [
+        (seen[name][..., None].flatten(1), t[..., None].flatten(1)) for name, t in target.items()
+    ]
     products = [(s * t, s * s, t * t) for s, t in pairs]
-    inner, own, its = (torch.stack([p.sum(1) for p in part]) for part in zip(*products, strict=True))
+    inner, own, its = (
+        torch.stack([p.sum(1) for p in part]) for part in zip(*products, strict=True)
+    )
     return inner, own, its
 
 
@@ -93,7 +101,9 @@ def _cosine(seen: Gradient, target: Gradient) -> torch.Tensor:
 def _layer_cosine(seen: Gradient, target: Gradient) -> torch.Tensor:
     inner, own, its = _dots(seen, target)  # [tensors, rows]
     known = its > 0  # a tensor of which nothing is seen has no direction
-    return (torch.where(known, 1 - inner / (own * its).clamp_min(1e-30).sqrt(), 0.0)).sum(0) / known.sum(0)
+    return (torch.where(known, 1 - inner / (own * its).clamp_min(1e-30).sqrt(), 0.0)).sum(
+        0
+    ) / known.sum(0)
 
 
 DISTANCES: dict[str, Callable[[Gradient, Gradient], torch.Tensor]] = {
@@ -105,10 +115,12 @@ DISTANCES: dict[str, Callable[[Gradient, Gradient], torch.Tensor]] = {
 """Distances of gradients [rows, …] from their targets [rows, …], each giving [rows].
 
 squared : the sum over all tensors of the squared difference (DLG, iDLG, CPL)
-relative : that divided by the target's square, so that 1 is the distance of no gradient at all, whatever the batch size
-cosine : one minus the cosine of the angle between the whole gradients (Geiping et al. 2020); no scale matters
-layer_cosine : the mean over tensors of one minus their own cosine; no tensor's scale matters, so clipping each
-    tensor changes nothing, whatever C
+relative : that divided by the target's square, so that 1 is the distance of no gradient at all,
+    whatever the batch size
+cosine : one minus the cosine of the angle between the whole gradients (Geiping et al. 2020); no
+    scale matters
+layer_cosine : the mean over tensors of one minus their own cosine; no tensor's scale matters, so
+    clipping each tensor changes nothing, whatever C
 """
 
 
@@ -159,9 +171,13 @@ class Evidence:
 
     def of(self, rows: torch.Tensor) -> "Evidence":
         """Return the evidence of these rows, a row as often as it is named."""
-        weights = self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
+        weights = (
+            self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
+        )
         targets = {name: t[rows] for name, t in self.targets.items()}
-        trusted = None if self.trusted is None else {name: t[rows] for name, t in self.trusted.items()}
+        trusted = (
+            None if self.trusted is None else {name: t[rows] for name, t in self.trusted.items()}
+        )
         if trusted is not None:
             targets = {name: t * trusted[name] for name, t in targets.items()}
         return replace(self, weights=weights, targets=targets, trusted=trusted)
@@ -169,17 +185,23 @@ class Evidence:
     def seen(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Gradient:
         """Return what would be seen of dummies [rows, B, …] with labels [rows, B] or [rows, B, classes].
 
-        With weights of their own the rows are clients. With shared ones all images are examples of one client, which
-        leaves the network's forward pass a single call: several times faster.
+        With weights of their own the rows are clients. With shared ones all images are examples of
+        one client, which leaves the network's forward pass a single call: several times faster.
         """
         if not self.shared:
             dummies = example_gradients(model, self.weights, images, labels)
         else:
             own = {name: w[None] for name, w in self.weights.items()}
-            flat = example_gradients(model, own, images.flatten(0, 1)[None], labels.flatten(0, 1)[None])
+            flat = example_gradients(
+                model, own, images.flatten(0, 1)[None], labels.flatten(0, 1)[None]
+            )
             dummies = {name: g[0].unflatten(0, images.shape[:2]) for name, g in flat.items()}
         seen = self.view(dummies)
-        return seen if self.trusted is None else {name: g * self.trusted[name] for name, g in seen.items()}
+        return (
+            seen
+            if self.trusted is None
+            else {name: g * self.trusted[name] for name, g in seen.items()}
+        )
 
 
 def matching_objective(
@@ -205,7 +227,8 @@ def matching_objective(
 
     Returns
     -------
-    ``bind(rows)`` → ``evaluate(x [rows, B·pixels (+ B·classes)])`` → objective [rows], gradient [rows, n]
+    ``bind(rows)`` → ``evaluate(x [rows, B·pixels (+ B·classes)])`` → objective [rows], gradient
+    [rows, n]
     """
     measure, pixels = DISTANCES[distance], batch_size * int(torch.tensor(shape).prod())
 
@@ -219,7 +242,9 @@ def matching_objective(
             y = known
             if y is None:
                 y = torch.softmax(x[:, pixels:].reshape(len(x), batch_size, -1), -1)
-            value = torch.stack([measure(e.seen(model, images, y), e.targets) for e in chosen]).sum(0)
+            value = torch.stack([measure(e.seen(model, images, y), e.targets) for e in chosen]).sum(
+                0
+            )
             if tv:
                 value = value + tv * total_variation(images)
             # rows share no operation, so the slope of their sum is the slope of each

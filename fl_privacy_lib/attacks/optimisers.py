@@ -1,7 +1,7 @@
 """Optimisers for many attacks at once: every row is a problem of its own.
 
-An attack is small: what costs time is starting thousands of tiny operations. Stacking victims in rows shares that
-cost. No row sees another: curvature, step and stopping are all per row.
+An attack is small: what costs time is starting thousands of tiny operations. Stacking victims in
+rows shares that cost. No row sees another: curvature, step and stopping are all per row.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Project = Callable[[torch.Tensor], torch.Tensor]
 """x [rows, n] → the nearest point that is allowed"""
 
 
-def anywhere(x: torch.Tensor) -> torch.Tensor:
+def unconstrained(x: torch.Tensor) -> torch.Tensor:
     """Return x: every point is allowed."""
     return x
 
@@ -22,10 +22,11 @@ def anywhere(x: torch.Tensor) -> torch.Tensor:
 class LBFGS:
     """Limited-memory BFGS without line search, one two-loop recursion a row.
 
-    It takes the steps of ``torch.optim.LBFGS(lr=learning_rate)``, which the published attacks use: one attack
-    iteration is 20 steps, the very first of which has length min(1, 1/‖g‖₁). Two guards are added. A curvature
-    pair with y·s ≤ 1e-10 is left out, as there, but until a first pair is found every step keeps the short length
-    (torch goes on with a whole, unscaled gradient). And a direction that does not descend restarts the row's history.
+    It takes the steps of ``torch.optim.LBFGS(lr=learning_rate)``, which the published attacks use:
+    one attack iteration is 20 steps, the very first of which has length min(1, 1/‖g‖₁). Two guards
+    are added. A curvature pair with y·s ≤ 1e-10 is left out, as there, but until a first pair is
+    found every step keeps the short length (torch goes on with a whole, unscaled gradient). And a
+    direction that does not descend restarts the row's history.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class LBFGS:
         x: torch.Tensor,
         learning_rate: float = 1.0,
         steps: int = 20,
-        project: Project = anywhere,
+        project: Project = unconstrained,
         history: int = 50,
     ) -> None:
         rows = len(x)
@@ -50,7 +51,9 @@ class LBFGS:
         self.loss: torch.Tensor | None = None  # [rows]
         self.gradient = torch.zeros_like(x)
         self.fresh = torch.ones(rows, dtype=torch.bool, device=x.device)  # no curvature known yet
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # s, y [rows, n], 1/(y·s) [rows]
+        self.pairs: list[
+            tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+        ] = []  # s, y [rows, n], 1/(y·s) [rows]
         self.scale = torch.ones(rows, device=x.device, dtype=x.dtype)  # of the initial Hessian
 
     def select(self, rows: torch.Tensor) -> None:
@@ -73,7 +76,8 @@ class LBFGS:
         keep = (~rows)[:, None]
         # where, not multiplication: a diverged row may hold inf, and 0·inf is NaN
         self.pairs = [
-            (torch.where(keep, s, 0.0), torch.where(keep, y, 0.0), torch.where(rows, 0.0, r)) for s, y, r in self.pairs
+            (torch.where(keep, s, 0.0), torch.where(keep, y, 0.0), torch.where(rows, 0.0, r))
+            for s, y, r in self.pairs
         ]
 
     def _direction(self) -> torch.Tensor:
@@ -131,16 +135,27 @@ class Adam:
     """
 
     def __init__(
-        self, x: torch.Tensor, learning_rate: float = 0.1, steps: int = 20, project: Project = anywhere
+        self,
+        x: torch.Tensor,
+        learning_rate: float = 0.1,
+        steps: int = 20,
+        project: Project = unconstrained,
     ) -> None:
-        self.x, self.learning_rate, self.steps, self.project = x.clone(), learning_rate, steps, project
+        self.x, self.learning_rate, self.steps, self.project = (
+            x.clone(),
+            learning_rate,
+            steps,
+            project,
+        )
         self.mean, self.square = torch.zeros_like(x), torch.zeros_like(x)
         self.count = torch.zeros(len(x), device=x.device, dtype=x.dtype)
         self.gradient: torch.Tensor | None = None  # at x
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only these rows."""
-        self.x, self.mean, self.square, self.count = (t[rows] for t in (self.x, self.mean, self.square, self.count))
+        self.x, self.mean, self.square, self.count = (
+            t[rows] for t in (self.x, self.mean, self.square, self.count)
+        )
         self.gradient = self.gradient[rows] if self.gradient is not None else None
 
     def restart(self, rows: torch.Tensor, x: torch.Tensor) -> None:

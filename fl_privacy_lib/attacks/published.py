@@ -11,14 +11,17 @@ def _attack(published: dict[str, Any], overrides: dict[str, Any]) -> Attack:
     names = [f.name for f in fields(Attack)]
     for name in overrides:
         if name not in names:
-            raise InputError(f"an attack has no setting {name!r}{nearest(name, names)}; it has {', '.join(names)}.")
+            raise InputError(
+                f"an attack has no setting {name!r}{nearest(name, names)}; it has {', '.join(names)}."
+            )
     return Attack(**published | overrides)
 
 
 def dlg(**settings: Any) -> Attack:
     """Return DLG: squared distance, a normal start, L-BFGS, the label optimised with the image.
 
-    Source: Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, and its released code (300 iterations).
+    Source: Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, and its released code (300
+    iterations).
 
     Examples
     --------
@@ -41,8 +44,8 @@ def cpl(start: str = "patterned", **settings: Any) -> Attack:
 
     Its reported pictures are the iterates nearest to the truth; ``select="oracle"`` does that here.
 
-    Source: Wei et al., A Framework for Evaluating Client Privacy Leakages in Federated Learning, ESORICS 2020, and
-    its released code (300 iterations).
+    Source: Wei et al., A Framework for Evaluating Client Privacy Leakages in Federated Learning,
+    ESORICS 2020, and its released code (300 iterations).
     """
     return _attack({"start": start}, settings)
 
@@ -50,24 +53,31 @@ def cpl(start: str = "patterned", **settings: Any) -> Attack:
 def grad_inversion(**settings: Any) -> Attack:
     """Return GradInv: cosine distance, total variation, signed Adam with steps of 0.1 in the box [0, 1].
 
-    240 iterations of 20 steps are its 4,800. The papers' counts of its iterations are counts of steps. It never stops
-    before its budget ends.
+    240 iterations of 20 steps are its 4,800. The papers' counts of its iterations are counts of
+    steps. It never stops before its budget ends.
 
-    Source: Geiping et al., Inverting Gradients, NeurIPS 2020, and its released code: 4,800 steps, the rate falls to a
-    tenth at 3/8, 5/8 and 7/8, total variation × 1e-4, normal start.
+    Source: Geiping et al., Inverting Gradients, NeurIPS 2020, and its released code: 4,800 steps,
+    the rate falls to a tenth at 3/8, 5/8 and 7/8, total variation × 1e-4, normal start.
     """
     published = {
-        "start": "normal", "optimiser": "signed_adam", "learning_rate": 0.1, "max_iterations": 240, "decay": True,
-        "box": True, "objective": "cosine", "tv": 1e-4, "stall": (240, 0.0),
-    }  # fmt: skip
+        "start": "normal",
+        "optimiser": "signed_adam",
+        "learning_rate": 0.1,
+        "max_iterations": 240,
+        "decay": True,
+        "box": True,
+        "objective": "cosine",
+        "tv": 1e-4,
+        "stall": (240, 0.0),
+    }
     return _attack(published, settings)
 
 
 def dga(**settings: Any) -> Attack:
     """Return the compensation paper's "deep gradient attack": DLG with a known label and 500 iterations.
 
-    Source: Wang et al., Protect Privacy from Gradient Leakage Attack in Federated Learning, INFOCOM 2022, section VI:
-    one image a batch, its label known.
+    Source: Wang et al., Protect Privacy from Gradient Leakage Attack in Federated Learning, INFOCOM
+    2022, section VI: one image a batch, its label known.
     """
     return _attack({"start": "normal", "label_rule": "given", "max_iterations": 500}, settings)
 
@@ -77,15 +87,28 @@ def gia(**settings: Any) -> Attack:
 
     50 iterations of 20 steps are its 1,000.
 
-    Source: Wang et al., INFOCOM 2022, section VI (1,000 iterations, label known), and its released code: rate 0.1,
-    total variation × 1e-4, gradients unsigned, no box, 800 iterations.
+    Source: Wang et al., INFOCOM 2022, section VI (1,000 iterations, label known), and its released
+    code: rate 0.1, total variation × 1e-4, gradients unsigned, no box, 800 iterations.
     """
     published = {
-        "start": "normal", "label_rule": "given", "optimiser": "adam", "learning_rate": 0.1, "max_iterations": 50,
-        "objective": "cosine", "tv": 1e-4, "stall": (50, 0.0),
-    }  # fmt: skip
+        "start": "normal",
+        "label_rule": "given",
+        "optimiser": "adam",
+        "learning_rate": 0.1,
+        "max_iterations": 50,
+        "objective": "cosine",
+        "tv": 1e-4,
+        "stall": (50, 0.0),
+    }
     return _attack(published, settings)
 
 
-PUBLISHED = {"dlg": dlg, "idlg": idlg, "cpl": cpl, "grad_inversion": grad_inversion, "dga": dga, "gia": gia}
+PUBLISHED = {
+    "dlg": dlg,
+    "idlg": idlg,
+    "cpl": cpl,
+    "grad_inversion": grad_inversion,
+    "dga": dga,
+    "gia": gia,
+}
 """Published attack → its settings."""

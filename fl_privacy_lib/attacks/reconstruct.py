@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.attacks.evidence import Seen, check_observations, classes_of, gather, labels_of, worth_trying
+from fl_privacy_lib.attacks.evidence import (
+    Seen,
+    check_observations,
+    classes_of,
+    gather,
+    labels_of,
+    plausible_rows,
+)
 from fl_privacy_lib.attacks.objective import Evaluate, matching_objective
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
 from fl_privacy_lib.attacks.progress import Progress
@@ -25,12 +32,14 @@ class Reconstruction:
 
     Attributes
     ----------
-    images : [V, B, C, H, W] in [0, 1], each victim's iterate with the least objective; the truth had no say
+    images : [V, B, C, H, W] in [0, 1], each victim's iterate with the least objective; the truth
+        had no say
     labels : [V, B], the labels the attack used or found; −1 where the gradient betrays none
     loss : [V], that least objective
     iterations : [V], attack iterations until the victim's best try stopped
-    status : per victim 'converged', 'stalled', 'diverged', 'budget' (still moving at max_iterations), or 'hopeless': no
-        finite, non-zero gradient or no label was there to begin with, and nothing was tried
+    status : per victim 'converged', 'stalled', 'diverged', 'budget' (still moving at
+        max_iterations), or 'hopeless': no finite, non-zero gradient or no label was there to begin
+        with, and nothing was tried
     knowledge : what the attacker was given
     snapshots : iteration → [V, B, C, H, W], the best iterate so far
     """
@@ -67,57 +76,92 @@ def reconstruct(
     Parameters
     ----------
     model : the architecture; the weights come with each observation
-    observations : one for each of V victims, or R for each; all from the same kind of tap under the same defence
+    observations : one for each of V victims, or R for each; all from the same kind of tap under the
+        same defence
     shape : (channels, height, width) of an image
     attack : the settings
     batch_size : int, B, how many images to look for behind each gradient; 1 at the tap ``example``
     labels : [V, B], for ``label_rule="given"``; giving them sets that rule
-    trusted : tensors […] or [V, …] of bool by parameter name, or None
-        The coordinates the attacker believes, for one who knows which were touched; a name left out is believed.
+    trusted : tensors […] or [V, …] of bool by parameter name, or None The coordinates the attacker
+        believes, for one who knows which were touched; a name left out is believed.
     truth : [V, B, C, H, W], for ``select="oracle"`` alone, see `Attack`
     snapshots : attack iterations whose best iterates are kept
-    on_iteration : called with (iteration, victims still running, best images [V, B, C, H, W] so far), e.g. to score or
-        show progress; what it returns is not used
+    on_iteration : called with (iteration, victims still running, best images [V, B, C, H, W] so
+        far), e.g. to score or show progress; what it returns is not used
 
     Notes
     -----
-    The best iterate, and the best of several tries, is chosen by the attacker's own objective. An iterate that leaves
-    the finite numbers is restarted from a fresh point, `attack.restarts` times.
-    Source: DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020), CPL (Wei et al. 2020), Geiping et al. (2020).
+    The best iterate, and the best of several tries, is chosen by the attacker's own objective. An
+    iterate that leaves the finite numbers is restarted from a fresh point, `attack.restarts` times.
+    Source: DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020), CPL (Wei et al. 2020), Geiping et al.
+    (2020).
     """
     seen = [[o] if isinstance(o, Observation) else list(o) for o in observations]
     check_observations(seen, model, batch_size)
     known = labels_of(seen, model, shape, batch_size, attack, labels)
     _check_truth(truth, attack, (len(seen), batch_size, *shape))
     columns = zip(*seen, strict=True)
-    evidence = [gather(model, column, known, batch_size, shape, attack, trusted) for column in columns]
+    evidence = [
+        gather(model, column, known, batch_size, shape, attack, trusted) for column in columns
+    ]
     objective = matching_objective(
-        model, evidence, None if known is None else known.clamp_min(0), shape, batch_size=batch_size,
-        distance=attack.objective, tv=attack.tv,
-    )  # fmt: skip
+        model,
+        evidence,
+        None if known is None else known.clamp_min(0),
+        shape,
+        batch_size=batch_size,
+        distance=attack.objective,
+        tv=attack.tv,
+    )
     classes = classes_of(model, seen[0][0], shape) if known is None else 0
-    run = _Run(attack, shape, batch_size, classes, worth_trying(evidence, known), truth)
+    run = _Run(attack, shape, batch_size, classes, plausible_rows(evidence, known), truth)
     progress, snapshot_of = run.minimise(objective, snapshots, on_iteration)
     best, first = run.best(progress), seen[0][0]
     rule = attack.label_rule if labels is None else "given"
-    mask = attack.mask if trusted is None else "given" if attack.mask == "none" else f"{attack.mask} and given"
+    mask = (
+        attack.mask
+        if trusted is None
+        else "given"
+        if attack.mask == "none"
+        else f"{attack.mask} and given"
+    )
     knowledge = Knowledge(
-        first.tap.stage, len(seen[0]), batch_size, first.local_iterations, first.local_lr, rule, first.defense,
-        attack.clip_aware, mask, attack.tv, truth is not None,
-    )  # fmt: skip
+        first.tap.stage,
+        len(seen[0]),
+        batch_size,
+        first.local_iterations,
+        first.local_lr,
+        rule,
+        first.defense,
+        attack.clip_aware,
+        mask,
+        attack.tv,
+        truth is not None,
+    )
     return Reconstruction(
-        run.images(progress), run.labels(progress) if known is None else known, progress.least[best],
-        progress.iterations[best], [progress.status[row] for row in best.tolist()], knowledge, snapshot_of,
-    )  # fmt: skip
+        run.images(progress),
+        run.labels(progress) if known is None else known,
+        progress.least[best],
+        progress.iterations[best],
+        [progress.status[row] for row in best.tolist()],
+        knowledge,
+        snapshot_of,
+    )
 
 
 def _check_truth(truth: torch.Tensor | None, attack: Attack, shape: tuple[int, ...]) -> None:
     if attack.select == "oracle" and truth is None:
-        raise InputError("select = 'oracle' needs the truth, which no attacker has: give truth, or use 'objective'.")
+        raise InputError(
+            "select = 'oracle' needs the truth, which no attacker has: give truth, or use 'objective'."
+        )
     if attack.select == "objective" and truth is not None:
-        raise InputError("select = 'objective' does not look at the truth: leave truth out, or use 'oracle'.")
+        raise InputError(
+            "select = 'objective' does not look at the truth: leave truth out, or use 'oracle'."
+        )
     if truth is not None and tuple(truth.shape) != shape:
-        raise InputError(f"truth has shape {tuple(truth.shape)}, not {shape}: one batch of images a victim.")
+        raise InputError(
+            f"truth has shape {tuple(truth.shape)}, not {shape}: one batch of images a victim."
+        )
 
 
 class _Run:
@@ -153,7 +197,9 @@ class _Run:
             own = self.generators[row]
             parts = [start(self.attack.start, self.batch, self.shape, own).flatten()]
             if self.classes:
-                parts.append(torch.randn(self.batch * self.classes, generator=own, device=self.device))
+                parts.append(
+                    torch.randn(self.batch * self.classes, generator=own, device=self.device)
+                )
             found.append(torch.cat(parts))
         return torch.stack(found)
 

@@ -12,7 +12,11 @@ from fl_privacy_lib.attacks.starts import STARTS
 
 LABEL_RULES = ("inferred", "counted", "joint", "given")
 SELECTIONS = ("objective", "oracle")
-DECAYS = (3 / 8, 5 / 8, 7 / 8)  # of the budget, where a decaying learning rate loses a factor of ten
+DECAYS = (
+    3 / 8,
+    5 / 8,
+    7 / 8,
+)  # of the budget, where a decaying learning rate loses a factor of ten
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,11 @@ class Attack:
     optimiser : {'lbfgs', 'adam', 'signed_adam'}
     learning_rate : float, > 0; the papers use 1 for L-BFGS
     max_iterations : int, attack iterations, each of `steps` optimiser steps
-    clip_aware : bool, whether the dummy gradient passes the defence's own clipping, see `objective.replay`
+    clip_aware : bool, whether the dummy gradient passes the defence's own clipping, see
+        `objective.replay`
     stop_loss : float, > 0; a victim whose objective falls below it is done
-    stall : (int, float); stop a victim whose objective fell by less than this fraction in so many iterations
+    stall : (int, float); stop a victim whose objective fell by less than this fraction in so many
+        iterations
     restarts : int, fresh starts a victim gets when its iterate diverges
     seed : int
     steps : int, optimiser steps an attack iteration; 20 as in the published code
@@ -35,13 +41,13 @@ class Attack:
     tv : float, ≥ 0, weight of the images' total variation in the objective
     box : bool, whether every step is projected on the pixels' range [0, 1]
     decay : bool, whether the learning rate falls to a tenth at 3/8, 5/8 and 7/8 of the budget
-    label_rule : {'inferred', 'counted', 'joint', 'given'}
-        From the last layer's gradient (`labels.infer_labels`); that compared with images of the attacker's own
+    label_rule : {'inferred', 'counted', 'joint', 'given'} From the last layer's gradient
+        (`labels.infer_labels`); that compared with images of the attacker's own
         (`analytic.label_counts`); as soft labels optimised with the images; from the caller.
     mask : {'none', 'zeros', 'outliers'}, which coordinates the attacker leaves out, see `masks`
     tries : int, independent starts of every victim; the one with the least objective counts
-    select : {'objective', 'oracle'}
-        'oracle' keeps the iterate nearest to the truth. No attacker can; some published rates were made so.
+    select : {'objective', 'oracle'} 'oracle' keeps the iterate nearest to the truth. No attacker
+        can; some published rates were made so.
     """
 
     start: str = "patterned"
@@ -70,13 +76,25 @@ class Attack:
         one_of(LABEL_RULES, label_rule=self.label_rule)
         one_of(MASKS, mask=self.mask)
         one_of(SELECTIONS, select=self.select)
-        positive(learning_rate=self.learning_rate, max_iterations=self.max_iterations, stop_loss=self.stop_loss)
+        positive(
+            learning_rate=self.learning_rate,
+            max_iterations=self.max_iterations,
+            stop_loss=self.stop_loss,
+        )
         in_range(0, math.inf, tv=self.tv)
-        for name, least in (("max_iterations", 1), ("steps", 1), ("tries", 1), ("restarts", 0), ("seed", 0)):
+        for name, least in (
+            ("max_iterations", 1),
+            ("steps", 1),
+            ("tries", 1),
+            ("restarts", 0),
+            ("seed", 0),
+        ):
             whole_number(least, **{name: getattr(self, name)})
         window, fraction = self.stall
         if not isinstance(window, int) or window < 1 or not 0 <= fraction < 1:
-            raise InputError(f"stall = {self.stall} must be (iterations ≥ 1, fraction in [0, 1)), such as (10, 0.01).")
+            raise InputError(
+                f"stall = {self.stall} must be (iterations ≥ 1, fraction in [0, 1)), such as (10, 0.01)."
+            )
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate in an iteration, 1 … max_iterations.
@@ -120,8 +138,15 @@ class Knowledge:
 
     def describe(self) -> list[tuple[str, str]]:
         """Return (what, how much of it) for a printed table."""
-        stages = ", ".join(f"{stage}: {value}" for stage, value in self.defense.items() if stage != "name")
-        left = {"none": "nothing", "zeros": "exact zeros", "outliers": "blocks of outlying size", "given": "as told"}
+        stages = ", ".join(
+            f"{stage}: {value}" for stage, value in self.defense.items() if stage != "name"
+        )
+        left = {
+            "none": "nothing",
+            "zeros": "exact zeros",
+            "outliers": "blocks of outlying size",
+            "given": "as told",
+        }
         labels = {
             "inferred": "inferred from the gradient", "counted": "inferred with images of its own",
             "joint": "optimised with the images", "given": "given",

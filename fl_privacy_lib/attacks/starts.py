@@ -10,15 +10,17 @@ TILES = {"patterned": 2, "patterned_4x4": 4, "patterned_8x8": 8}  # tiles along 
 STARTS = (*TILES, "uniform", "normal", "single_colour", "zeros", "ones")
 
 
-def start(kind: str, count: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def start(
+    kind: str, count: int, shape: tuple[int, ...], generator: torch.Generator
+) -> torch.Tensor:
     """Return dummy images to begin a reconstruction with.
 
     Parameters
     ----------
-    kind : one of STARTS
-        'patterned': one random quarter, U(0, 1), tiled 2×2 (CPL); 'patterned_4x4' and 'patterned_8x8': a smaller
-        tile, so often along each side; 'uniform': U(0, 1); 'normal': N(0, 1) (DLG); 'single_colour': one channel,
-        drawn by chance, is 1 and the others 0, which for grey images is 'ones'.
+    kind : one of STARTS 'patterned': one random quarter, U(0, 1), tiled 2×2 (CPL); 'patterned_4x4'
+        and 'patterned_8x8': a smaller tile, so often along each side; 'uniform': U(0, 1); 'normal':
+        N(0, 1) (DLG); 'single_colour': one channel, drawn by chance, is 1 and the others 0, which
+        for grey images is 'ones'.
     count : int, number of images
     shape : (channels, height, width)
 
@@ -28,8 +30,8 @@ def start(kind: str, count: int, shape: tuple[int, ...], generator: torch.Genera
 
     Notes
     -----
-    'zeros' and 'ones' have no chance in them: a fresh start, or another try, begins at the same point.
-    Source: CPL (Wei et al. 2020) and its released code; DLG (Zhu et al. 2019) for 'normal'.
+    'zeros' and 'ones' have no chance in them: a fresh start, or another try, begins at the same
+    point. Source: CPL (Wei et al. 2020) and its released code; DLG (Zhu et al. 2019) for 'normal'.
     """
     one_of(STARTS, start=kind)
     device = generator.device

@@ -12,7 +12,12 @@ from fl_privacy_lib.audit.arguments import (
     sampled_gaussian_lower_bound,
     shared_in_a_round,
 )
-from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile, visible_participation
+from fl_privacy_lib.audit.participation import (
+    mixture_epsilon,
+    participations,
+    quantile,
+    visible_participation,
+)
 from fl_privacy_lib.audit.statements import Statement, Statements, local_statement, statement
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Why some published steps do not give what they are used for: each with numbers that show it.
 
-A *lower* bound on ε comes from one pair of neighbouring data sets whose outputs are known exactly: no accountant can
-go below it. Each function says which pair it is.
+A *lower* bound on ε comes from one pair of neighbouring data sets whose outputs are known exactly:
+no accountant can go below it. Each function says which pair it is.
 """
 
 import math
@@ -16,10 +16,13 @@ from fl_privacy_lib.accounting.events import check_delta
 GRID = 1e-4
 
 
-def sampled_gaussian_lower_bound(rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
+def sampled_gaussian_lower_bound(
+    rate: float, noise_multiplier: float, steps: int, delta: float
+) -> float:
     """Return an ε that a sampled Gaussian training cannot go below (adding or removing).
 
-    The pair: one example with the largest gradient, all other gradients zero. Rounding of the losses is optimistic.
+    The pair: one example with the largest gradient, all other gradients zero. Rounding of the
+    losses is optimistic.
 
     Examples
     --------
@@ -32,7 +35,8 @@ def sampled_gaussian_lower_bound(rate: float, noise_multiplier: float, steps: in
     step = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier,
         pessimistic_estimate=False,
-        value_discretization_interval=GRID / 10,  # an optimistic grid errs by its width at every step
+        value_discretization_interval=GRID
+        / 10,  # an optimistic grid errs by its width at every step
         sampling_prob=rate,
         use_connect_dots=False,
     )
@@ -44,10 +48,11 @@ def global_rate(batch_size: int, participants: int, examples: int) -> float:
 
     Notes
     -----
-    The proposition says that each class is drawn as often as it occurs. That holds of any plan that treats classes
-    alike, and says nothing on *which examples are drawn together or how often one is drawn*: in a round an example
-    is used with probability K_t/K (its client takes part and passes over it), and two examples of one client always
-    together. Amplification needs the law of the whole batch, not that of one class.
+    The proposition says that each class is drawn as often as it occurs. That holds of any plan that
+    treats classes alike, and says nothing on *which examples are drawn together or how often one is
+    drawn*: in a round an example is used with probability K_t/K (its client takes part and passes
+    over it), and two examples of one client always together. Amplification needs the distribution
+    of the whole batch, not that of one class.
 
     Examples
     --------
@@ -62,8 +67,8 @@ def l2_max_epsilon(ratio: float, dimension: int, delta: float) -> float:
 
     Parameters
     ----------
-    ratio : float
-        r > 1: one example changes the largest norm, and with it the noise's standard deviation, by this factor.
+    ratio : float r > 1: one example changes the largest norm, and with it the noise's standard
+        deviation, by this factor.
     dimension : int
         d, coordinates that carry the noise.
     delta : float
@@ -71,10 +76,10 @@ def l2_max_epsilon(ratio: float, dimension: int, delta: float) -> float:
 
     Notes
     -----
-    The Bhattacharyya coefficient of two normal laws in d coordinates with standard deviations s and rs is at most
-    BC = (2r/(1 + r²))^{d/2}, whatever their means. It bounds both errors of the better-likelihood test, so
-    δ(ε) ≥ 1 - (1 + e^ε) BC, and ε ≥ ln((1 - δ)/BC - 1). Without a floor under the noise the largest norm may be 0 on
-    one side, and no ε holds at all.
+    The Bhattacharyya coefficient of two normal distributions in d coordinates with standard
+    deviations s and rs is at most BC = (2r/(1 + r²))^{d/2}, whatever their means. It bounds both
+    errors of the better-likelihood test, so δ(ε) ≥ 1 - (1 + e^ε) BC, and ε ≥ ln((1 - δ)/BC - 1).
+    Without a floor under the noise the largest norm may be 0 on one side, and no ε holds at all.
 
     Examples
     --------
@@ -82,7 +87,9 @@ def l2_max_epsilon(ratio: float, dimension: int, delta: float) -> float:
     [20, 78]
     """
     if not ratio > 1:
-        raise InputError(f"ratio = {ratio} must be above 1: it is the larger noise level over the smaller.")
+        raise InputError(
+            f"ratio = {ratio} must be above 1: it is the larger noise level over the smaller."
+        )
     positive(ratio=ratio, dimension=dimension)
     check_delta(delta=delta)
     log_overlap = dimension / 2 * math.log(2 * ratio / (1 + ratio**2))
@@ -95,12 +102,13 @@ def gaussian_loss_exceeds(epsilon: float, noise_multiplier: float) -> float:
 
     Notes
     -----
-    Fed-alphaCDP's Theorem 5 claims pure ε for Gaussian noise: δ = 0. Its density e^{-β‖μ‖} is not the Gaussian one
-    (that would be e^{-‖μ‖²/2s²}) but the ℓ2-Laplace law of Chaudhuri, Monteleoni and Sarwate (2011), which does give
-    pure ε. Besides: it needs a strongly convex loss, which no network has; its S is a maximum over the private batch,
-    so β itself depends on the data; e^{-β(‖μ1‖-‖μ2‖)} is bounded from *below* by e^{-β‖μ1-μ2‖}, not from above; and
-    its last line bounds the ratio by ε where the definition has e^ε: for ε < 1 a ratio and its inverse, with the two
-    batches exchanged, would both be below 1.
+    Fed-alphaCDP's Theorem 5 claims pure ε for Gaussian noise: δ = 0. Its density e^{-β‖μ‖} is not
+    the Gaussian one (that would be e^{-‖μ‖²/2s²}) but the ℓ2-Laplace distribution of Chaudhuri,
+    Monteleoni and Sarwate (2011), which does give pure ε. Besides: it needs a strongly convex loss,
+    which no network has; its S is a maximum over the private batch, so β itself depends on the
+    data; e^{-β(‖μ1‖-‖μ2‖)} is bounded from *below* by e^{-β‖μ1-μ2‖}, not from above; and its last
+    line bounds the ratio by ε where the definition has e^ε: for ε < 1 a ratio and its inverse, with
+    the two batches exchanged, would both be below 1.
 
     Examples
     --------
@@ -117,14 +125,14 @@ def shared_in_a_round(clients: int, participants: int, holders: int) -> float:
 
     Notes
     -----
-    Parallel composition, max over the clients of a round, needs disjoint data. With 10 holders of each example (1,000
-    clients that share 50,000 examples) two of five rounds with one holder have a second: the example's cost adds
-    up within the round.
+    Parallel composition, max over the clients of a round, needs disjoint data. With 10 holders of
+    each example (1,000 clients that share 50,000 examples) two of five rounds with one holder have
+    a second: the example's cost adds up within the round.
 
     Examples
     --------
     >>> round(shared_in_a_round(1000, 100, 10), 2), shared_in_a_round(100, 10, 1)
     (0.26, 0.0)
     """
-    law = hypergeom(clients, holders, participants)
-    return float(max(0.0, 1 - np.sum(law.pmf([0, 1]))))
+    distribution = hypergeom(clients, holders, participants)
+    return float(max(0.0, 1 - np.sum(distribution.pmf([0, 1]))))

@@ -1,4 +1,4 @@
-"""The exact ε of the local mechanisms: the largest log-ratio of their output laws over all pairs of inputs.
+"""The exact ε of the local mechanisms: the largest log-ratio of their output distributions over all pairs of inputs.
 
 Any two inputs of a client are neighbours here, and δ = 0. Taught in notebook 08.
 """
@@ -11,7 +11,13 @@ import numpy as np
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.accounting.events import Floats
 from fl_privacy_lib.defenses.perturbation import Compressed, Duchi, Flat, Perturbation
-from fl_privacy_lib.defenses.selection import Exponential, PerturbedEncoding, PerturbedSampling, RandomChoice, TopK
+from fl_privacy_lib.defenses.selection import (
+    Exponential,
+    PerturbedEncoding,
+    PerturbedSampling,
+    RandomChoice,
+    TopK,
+)
 
 AnySelection = Exponential | PerturbedEncoding | PerturbedSampling | TopK | RandomChoice
 AnyPerturbation = Perturbation | Flat | Compressed
@@ -27,9 +33,9 @@ def selection_epsilon(mechanism: AnySelection, d: int, method: str = "closed_for
     ----------
     mechanism : one of `fl_privacy_lib.defenses.selection`
     d : int, ≥ 2
-    method : {'closed_form', 'enumerated'}
-        'closed_form': a dimension can have any rank, so ε is the spread of the law by rank. 'enumerated': the laws
-        of all inputs (rankings for `Exponential`, k-hot statuses for the others) beside each other, for small d.
+    method : {'closed_form', 'enumerated'} 'closed_form': a dimension can have any rank, so ε is the
+        spread of the distribution by rank. 'enumerated': the distributions of all inputs (rankings
+        for `Exponential`, k-hot statuses for the others) beside each other, for small d.
 
     Returns
     -------
@@ -37,9 +43,9 @@ def selection_epsilon(mechanism: AnySelection, d: int, method: str = "closed_for
 
     Notes
     -----
-    FedSel's Lemma 2 claims ε₁ for PE. Read with p = e^ε₁/(1 + e^ε₁), the exact value is ε₁ + ln(E[1/(1 + W₁)] /
-    E[1/(1 + W₀)]), where W counts the *other* ones after flipping, given that the own bit was 1 or 0. The proof takes
-    the two means for one and the same number.
+    FedSel's Lemma 2 claims ε₁ for PE. Read with p = e^ε₁/(1 + e^ε₁), the exact value is ε₁ +
+    ln(E[1/(1 + W₁)] / E[1/(1 + W₀)]), where W counts the *other* ones after flipping, given that
+    the own bit was 1 or 0. The proof takes the two means for one and the same number.
 
     Examples
     --------
@@ -50,16 +56,21 @@ def selection_epsilon(mechanism: AnySelection, d: int, method: str = "closed_for
     """
     one_of(METHODS, method=method)
     if method == "closed_form":
-        return _spread(_log(mechanism.rank_law(d)[:-1, None]))  # one rank beside the other
-    return _spread(_log(np.array([mechanism.law(given, d) for given in _inputs(mechanism, d)])))
+        return _spread(
+            _log(mechanism.rank_probabilities(d)[:-1, None])
+        )  # one rank beside the other
+    return _spread(
+        _log(np.array([mechanism.probabilities(given, d) for given in _inputs(mechanism, d)]))
+    )
 
 
 def value_epsilon(mechanism: AnyPerturbation) -> float:
     """Return the exact ε of a perturbation of values in [-1, 1].
 
-    For the four mechanisms of one number, the largest ratio is found at the ends of the outputs (or, beyond ±1, of
-    Laplace) and of the values, which are among the points compared; for another mechanism it is a lower bound. A
-    vector's ε is the sum over the coordinates sent; Duchi's vectors have a law of their own.
+    For the four mechanisms of one number, the largest ratio is found at the ends of the outputs
+    (or, beyond ±1, of Laplace) and of the values, which are among the points compared; for another
+    mechanism it is a lower bound. A vector's ε is the sum over the coordinates sent; Duchi's
+    vectors have a distribution of their own.
 
     Examples
     --------
@@ -79,10 +90,12 @@ def value_epsilon(mechanism: AnyPerturbation) -> float:
     bound, atom = mechanism.output_bound(), Duchi(mechanism.epsilon).output_bound()
     end = bound if math.isfinite(bound) else 2.0
     outputs = np.concatenate([np.linspace(-end, end, 401), [-atom, atom]])
-    return _spread(mechanism.log_law(outputs, np.linspace(-1, 1, 41)[:, None]))
+    return _spread(mechanism.log_prob(outputs, np.linspace(-1, 1, 41)[:, None]))
 
 
-def two_stage_epsilon(selection: AnySelection | None, value: AnyPerturbation | None, d: int) -> float:
+def two_stage_epsilon(
+    selection: AnySelection | None, value: AnyPerturbation | None, d: int
+) -> float:
     """Return the exact ε of one report: a dimension, and the perturbed value there.
 
     Parameters
@@ -93,18 +106,21 @@ def two_stage_epsilon(selection: AnySelection | None, value: AnyPerturbation | N
 
     Notes
     -----
-    The sum, and no less: let one vector have its largest coordinate at +1 and another its smallest at -1 (before
-    clipping nothing bounds the others), and both stages are at their worst on this pair. FedSel's Theorem 3.1 holds
-    as far as both stages keep their own ε. Residual and momentum change nothing: they are functions of the client's
-    own data and of what it has already sent.
+    The sum, and no less: let one vector have its largest coordinate at +1 and another its smallest
+    at -1 (before clipping nothing bounds the others), and both stages are at their worst on this
+    pair. FedSel's Theorem 3.1 holds as far as both stages keep their own ε. Residual and momentum
+    change nothing: they are functions of the client's own data and of what it has already sent.
     """
     return sum(exact_epsilons(selection, value, d))
 
 
-def budget(epochs: int, selection: AnySelection | None, value: AnyPerturbation | None, d: int) -> float:
+def budget(
+    epochs: int, selection: AnySelection | None, value: AnyPerturbation | None, d: int
+) -> float:
     """Return the ε of a client that reports once in every epoch: epochs times that of one report.
 
-    Exact over all sequences of vectors that a client can come to; those of one training may differ less.
+    Exact over all sequences of vectors that a client can come to; those of one training may differ
+    less.
 
     Examples
     --------
@@ -116,13 +132,20 @@ def budget(epochs: int, selection: AnySelection | None, value: AnyPerturbation |
     return epochs * two_stage_epsilon(selection, value, d)
 
 
-def claimed_epsilons(selection: AnySelection | None, value: AnyPerturbation | None) -> tuple[float, float]:
+def claimed_epsilons(
+    selection: AnySelection | None, value: AnyPerturbation | None
+) -> tuple[float, float]:
     """Return the ε that the two stages of a report claim: 0 for nothing selected, ``inf`` for a value in clear."""
     inner = value.inner if isinstance(value, Compressed) else value
-    return 0.0 if selection is None else selection.epsilon, math.inf if inner is None else inner.epsilon
+    return (
+        0.0 if selection is None else selection.epsilon,
+        math.inf if inner is None else inner.epsilon,
+    )
 
 
-def exact_epsilons(selection: AnySelection | None, value: AnyPerturbation | None, d: int) -> tuple[float, float]:
+def exact_epsilons(
+    selection: AnySelection | None, value: AnyPerturbation | None, d: int
+) -> tuple[float, float]:
     """Return the exact ε of the two stages of a report among d coordinates; ``inf`` for a value in clear."""
     return (
         0.0 if selection is None else selection_epsilon(selection, d),
@@ -132,20 +155,26 @@ def exact_epsilons(selection: AnySelection | None, value: AnyPerturbation | None
 
 def unknown(selection: object, value: object) -> tuple[str, str] | None:
     """Return why nothing is proved of a report whose mechanism does not state its distribution, else None."""
-    for stage, mechanism, known in (("selection", selection, AnySelection), ("value", value, AnyPerturbation)):
+    for stage, mechanism, known in (
+        ("selection", selection, AnySelection),
+        ("value", value, AnyPerturbation),
+    ):
         if mechanism is not None and not isinstance(mechanism, known):
             name = getattr(mechanism, "__name__", type(mechanism).__name__)
-            return "no proof", f"the {stage} {name} does not state the distribution it draws from: ε = ∞."
+            return (
+                "no proof",
+                f"the {stage} {name} does not state the distribution it draws from: ε = ∞.",
+            )
     return None
 
 
-def _log(laws: Floats) -> Floats:
+def _log(distributions: Floats) -> Floats:
     with np.errstate(divide="ignore"):  # an impossible output has -inf
-        return np.log(laws)
+        return np.log(distributions)
 
 
 def _spread(logs: Floats) -> float:
-    """Return the largest difference between two rows of log-laws [inputs, outputs], over the possible outputs."""
+    """Return the largest difference of two rows of log-probabilities [inputs, outputs]."""
     possible = logs[:, np.isfinite(logs).any(0)]
     return float(np.max(possible.max(0) - possible.min(0)))
 
@@ -156,7 +185,12 @@ def _inputs(mechanism: AnySelection, d: int) -> list[Floats]:
         return [np.zeros(d)]
     count = math.factorial(d) if isinstance(mechanism, Exponential) else math.comb(d, mechanism.k)
     if count > MOST_INPUTS:
-        raise InputError(f"d = {d} has more than {MOST_INPUTS} inputs to enumerate: use method = 'closed_form'.")
+        raise InputError(
+            f"d = {d} has more than {MOST_INPUTS} inputs to enumerate: use method = 'closed_form'."
+        )
     if isinstance(mechanism, Exponential):
         return [np.array(ranks) for ranks in itertools.permutations(range(1, d + 1))]
-    return [np.isin(np.arange(d), ones).astype(float) for ones in itertools.combinations(range(d), mechanism.k)]
+    return [
+        np.isin(np.arange(d), ones).astype(float)
+        for ones in itertools.combinations(range(d), mechanism.k)
+    ]

@@ -24,8 +24,8 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
 
     Returns
     -------
-    array, [holders · T + 1]
-        Sums to 1. Clients ``poisson``: binomial. ``fixed``: in each round hypergeometric. ``one_pass``: in each epoch.
+    array, [holders · T + 1] Sums to 1. Clients ``poisson``: binomial. ``fixed``: in each round
+        hypergeometric. ``one_pass``: in each epoch.
 
     Raises
     ------
@@ -40,14 +40,20 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
     """
     whole_number(1, holders=holders)
     if holders > plan.clients:
-        raise InputError(f"holders = {holders} is more than the plan's {plan.clients} clients: lower it.")
+        raise InputError(
+            f"holders = {holders} is more than the plan's {plan.clients} clients: lower it."
+        )
     trials, whole = int(holders) * plan.rounds, plan.client_sampling != "one_pass"
     if whole and (plan.client_sampling == "poisson" or holders == 1):
         return binom.pmf(np.arange(trials + 1), trials, plan.client_rate)
-    together = 1 if whole else plan.clients // plan.participants  # rounds whose clients are all different
+    together = (
+        1 if whole else plan.clients // plan.participants
+    )  # rounds whose clients are all different
 
     def drawn(rounds: int) -> Floats:
-        return hypergeom.pmf(np.arange(holders + 1), plan.clients, holders, rounds * plan.participants)
+        return hypergeom.pmf(
+            np.arange(holders + 1), plan.clients, holders, rounds * plan.participants
+        )
 
     left, rest = divmod(plan.rounds, together)
     total, power = drawn(rest) if rest else np.ones(1), drawn(together)
@@ -72,9 +78,9 @@ def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
 
     Notes
     -----
-    N is part of what the adversary sees and does not depend on the data, so δ(ε) is the mean of the Gaussian δ(ε)
-    with parameter μ√N. Leaving something out of the view only lowers δ(ε): the value bounds ε for every adversary
-    who sees less.
+    N is part of what the adversary sees and does not depend on the data, so δ(ε) is the mean of the
+    Gaussian δ(ε) with parameter μ√N. Leaving something out of the view only lowers δ(ε): the value
+    bounds ε for every adversary who sees less.
 
     Examples
     --------
@@ -95,7 +101,9 @@ def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
     if not counts.size or excess(0.0) <= 0:
         return 0.0
     top = float(shifts[-1])
-    return float(brentq(excess, 0.0, top * (top / 2 + math.sqrt(2 * math.log(1 / delta)) + 1), xtol=1e-10))
+    return float(
+        brentq(excess, 0.0, top * (top / 2 + math.sqrt(2 * math.log(1 / delta)) + 1), xtol=1e-10)
+    )
 
 
 def quantile(probabilities: Floats, tail: float) -> int:
@@ -105,7 +113,9 @@ def quantile(probabilities: Floats, tail: float) -> int:
     return int(np.argmax(above <= tail))
 
 
-def visible_participation(epsilon: float, rate: float, noise_multiplier: float) -> tuple[float, float]:
+def visible_participation(
+    epsilon: float, rate: float, noise_multiplier: float
+) -> tuple[float, float]:
     """Return δ(ε) of one round where participation hides, and where the client's other examples show it.
 
     Parameters
@@ -119,10 +129,10 @@ def visible_participation(epsilon: float, rate: float, noise_multiplier: float) 
 
     Returns
     -------
-    hidden, visible : float
-        Hidden: the subsampled Gaussian, exact if the client's other gradients are zero. Visible: if they are large,
-        "the client is absent" can be told from the rest, and what is left is q times the Gaussian's δ at the *same*
-        ε. Sampling of clients therefore does not amplify an example's ε in general.
+    hidden, visible : float Hidden: the subsampled Gaussian, exact if the client's other gradients
+        are zero. Visible: if they are large, "the client is absent" can be told from the rest, and
+        what is left is q times the Gaussian's δ at the *same* ε. Sampling of clients therefore does
+        not amplify an example's ε in general.
 
     Examples
     --------

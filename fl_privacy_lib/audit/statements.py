@@ -1,7 +1,8 @@
 """Two statements on one training: what the paper counts, and what can be proved.
 
-The first applies the papers' formula to the numbers it is given. The second starts from what is released and asks what
-follows. Both carry their reasons; a number without its reading is not returned.
+The first applies the papers' formula to the numbers it is given. The second starts from what is
+released and asks what follows. Both carry their reasons; a number without its reading is not
+returned.
 """
 
 import math
@@ -14,9 +15,25 @@ from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.events import Event, Floats, Relation, Unit, check_delta
 from fl_privacy_lib.accounting.spending import Spending
 from fl_privacy_lib.audit.arguments import global_rate
-from fl_privacy_lib.audit.local import AnyPerturbation, AnySelection, budget, claimed_epsilons, exact_epsilons, unknown
+from fl_privacy_lib.audit.local import (
+    AnyPerturbation,
+    AnySelection,
+    budget,
+    claimed_epsilons,
+    exact_epsilons,
+    unknown,
+)
 from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile
-from fl_privacy_lib.defenses.events import RELATIONS, UNITS, Holding, Reason, Release, events, release, unbounded
+from fl_privacy_lib.defenses.events import (
+    RELATIONS,
+    UNITS,
+    Holding,
+    Reason,
+    Release,
+    events,
+    release,
+    unbounded,
+)
 from fl_privacy_lib.defenses.limits import local_rule, noisy, silent
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import TAPS
@@ -72,8 +89,15 @@ class Statements:
 
 
 def statement(
-    defense: Defense, plan: Plan, holding: Holding, *, delta: float, unit: Unit = "example",
-    relation: Relation = "add_remove", tap: str = "update", sensitivity: str | None = None,
+    defense: Defense,
+    plan: Plan,
+    holding: Holding,
+    *,
+    delta: float,
+    unit: Unit = "example",
+    relation: Relation = "add_remove",
+    tap: str = "update",
+    sensitivity: str | None = None,
 ) -> Statements:
     """Return what a paper would say of a training, and what can be proved.
 
@@ -85,11 +109,11 @@ def statement(
         In (0, 1).
     unit : {'example', 'client'}
         Who is to be protected.
-    relation : {'add_remove', 'replace_one'}
-        See `fl_privacy_lib.defenses.events.release`. The paper's statement is always its own, adding or removing.
-    tap : {'example', 'batch', 'update', 'received', 'aggregate'}
-        Where the adversary reads, in all rounds, seeing who takes part. Behind a locally private report ε is that of
-        the reports, composed over as many participations as are exceeded with probability at most δ.
+    relation : {'add_remove', 'replace_one'} See `fl_privacy_lib.defenses.events.release`. The
+        paper's statement is always its own, adding or removing.
+    tap : {'example', 'batch', 'update', 'received', 'aggregate'} Where the adversary reads, in all
+        rounds, seeing who takes part. Behind a locally private report ε is that of the reports,
+        composed over as many participations as are exceeded with probability at most δ.
     sensitivity : {'bound', 'l2_max'} or None
         What the noise is scaled with; None: as the defence says.
 
@@ -115,10 +139,14 @@ def statement(
         assert rule.local is not None
         return _of_reports(*rule.local, plan, holding, unit, delta)
     paper = _as_counted(defense, plan, holding, delta, unit)
-    return Statements(paper, _proved(defense, plan, holding, delta, unit, relation, tap, sensitivity))
+    return Statements(
+        paper, _proved(defense, plan, holding, delta, unit, relation, tap, sensitivity)
+    )
 
 
-def _as_counted(defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit) -> Statement:
+def _as_counted(
+    defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit
+) -> Statement:
     """Return the papers' own count: σ as multiplier, Poisson sampling, moments accountant."""
     scales = {place: says.noise.scale for place, says in noisy(defense, "received") if says.noise}
     local = max(scales.get("per_batch", 0.0), scales.get("per_example", 0.0))
@@ -126,32 +154,68 @@ def _as_counted(defense: Defense, plan: Plan, holding: Holding, delta: float, un
     say = "whoever cannot see who takes part; the paper does not say so"
     noise = local or remote
     if not noise:
-        return Statement("as the paper counts", INFINITE, delta, unit, "add_remove", "none", "none", say,
-                         (("noise", "nothing adds noise."),))  # fmt: skip
-    reasons: list[Reason] = [("noise", f"the noise scale σ = {noise:g} is the multiplier, whatever M is.")]
+        return Statement(
+            "as the paper counts",
+            INFINITE,
+            delta,
+            unit,
+            "add_remove",
+            "none",
+            "none",
+            say,
+            (("noise", "nothing adds noise."),),
+        )
+    reasons: list[Reason] = [
+        ("noise", f"the noise scale σ = {noise:g} is the multiplier, whatever M is.")
+    ]
     if local:
         rate = global_rate(plan.batch_size, plan.participants, holding.examples)
         steps, name = plan.local_iterations * plan.rounds, "B·K_t/N"
         if unit == "client":
-            reasons.append(("unit", "the example's ε is carried over to the client by the Billboard lemma."))
+            reasons.append(
+                ("unit", "the example's ε is carried over to the client by the Billboard lemma.")
+            )
     else:
         rate, steps, name = plan.client_rate, plan.rounds, "K_t/K"
         if unit == "example":
-            reasons.append(("unit", "the count is for clients; the paper states nothing for examples."))
+            reasons.append(
+                ("unit", "the count is for clients; the paper states nothing for examples.")
+            )
     if rate > 1:
         reasons.append(("sampling", f"{name} = {rate:.3g} is above 1 and is counted as 1."))
-    reasons.append(("sampling", f"q = {name} = {min(rate, 1):.4g}, drawn anew at each of {steps} steps."))
+    reasons.append(
+        ("sampling", f"q = {name} = {min(rate, 1):.4g}, drawn anew at each of {steps} steps.")
+    )
     claimed: Unit = unit if local else "client"
-    spent = spend(Event(min(rate, 1.0), noise, claimed, "add_remove", uses=steps), "moments_accountant", delta)
-    return Statement("as the paper counts", spent.epsilon, delta, claimed, "add_remove", "poisson", spent.accountant,
-                     say, tuple(reasons))  # fmt: skip
+    spent = spend(
+        Event(min(rate, 1.0), noise, claimed, "add_remove", uses=steps), "moments_accountant", delta
+    )
+    return Statement(
+        "as the paper counts",
+        spent.epsilon,
+        delta,
+        claimed,
+        "add_remove",
+        "poisson",
+        spent.accountant,
+        say,
+        tuple(reasons),
+    )
 
 
 def _proved(
-    defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit, relation: Relation, tap: str,
+    defense: Defense,
+    plan: Plan,
+    holding: Holding,
+    delta: float,
+    unit: Unit,
+    relation: Relation,
+    tap: str,
     sensitivity: str | None,
 ) -> Statement:
-    place = f"who reads every '{tap}' ({_TYPES[tap]})" if tap in _TYPES else f"who reads every '{tap}'"
+    place = (
+        f"who reads every '{tap}' ({_TYPES[tap]})" if tap in _TYPES else f"who reads every '{tap}'"
+    )
     whom = f"{place} and sees who takes part, and all who see less"
     reading = "what can be proved"
     why = unbounded(defense, tap, sensitivity)
@@ -164,15 +228,19 @@ def _proved(
     mean = plan.client_rate * plan.rounds * holders
     reasons = (*released.reasons, *_participation_reasons(holders, mean, released))
     sampling = f"clients {plan.client_sampling}, batches {plan.batch_sampling}; no amplification"
-    proof = Statement(reading, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons)
+    proof = Statement(
+        reading, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons
+    )
     inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap, distribution)
     if inner is not None and inner.epsilon < proof.epsilon:
         argument = f"each batch is drawn anew from the client's {holding.client_size} examples, at rate B/n."
         proof = replace(
-            proof, epsilon=inner.epsilon, accountant=f"{inner.accountant} over participations",
+            proof,
+            epsilon=inner.epsilon,
+            accountant=f"{inner.accountant} over participations",
             sampling=f"clients {plan.client_sampling}; batches {plan.batch_sampling}, amplified at rate B/n",
             reasons=(*reasons, ("sampling inside a participation", argument)),
-        )  # fmt: skip
+        )
     return proof
 
 
@@ -180,29 +248,40 @@ def _participation_reasons(holders: int, mean: float, released: Release) -> tupl
     reasons = []
     if holders > 1:
         reasons.append(("copies", f"{holders} clients hold the example, and each of them uses it."))
-    reasons.append((
-        "no amplification by the sampling of clients",
-        f"who takes part is seen, or can be told from a client's other examples; ε is the mean over the {mean:.4g} "
-        f"expected participations and their spread, each a Gaussian shifted by {released.mu:.3g} standard deviations.",
-    ))  # fmt: skip
+    reasons.append(
+        (
+            "no amplification by the sampling of clients",
+            f"who takes part is seen, or can be told from a client's other examples; ε is the mean over the {mean:.4g} "
+            f"expected participations and their spread, each a Gaussian shifted by "
+            f"{released.mu:.3g} standard deviations.",
+        )
+    )
     return tuple(reasons)
 
 
 def _batches_drawn_anew(
-    defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit, relation: Relation, tap: str,
+    defense: Defense,
+    plan: Plan,
+    holding: Holding,
+    delta: float,
+    unit: Unit,
+    relation: Relation,
+    tap: str,
     distribution: Floats,
 ) -> Spending | None:
     """Return the bound that counts batches drawn anew at rate B/n, where it is proved; else None.
 
-    The number of participations is cut at a quantile that costs half of δ. Sampling without replacement is bounded
-    under ``replace_one`` only, of which an empty place is a special case.
+    The number of participations is cut at a quantile that costs half of δ. Sampling without
+    replacement is bounded under ``replace_one`` only, of which an empty place is a special case.
     """
     bound: Relation = "replace_one" if plan.batch_sampling == "with_replacement" else relation
     certain = np.count_nonzero(distribution) == 1  # and then nothing of δ goes to it
     most = quantile(distribution, delta / 2)
     if most == 0:
         return None
-    (event,) = events(defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most)
+    (event,) = events(
+        defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most
+    )
     if event.sampling == "none":
         return None
     try:
@@ -212,18 +291,37 @@ def _batches_drawn_anew(
 
 
 def _of_reports(
-    select: AnySelection | None, value: AnyPerturbation | None, plan: Plan, holding: Holding, unit: Unit, delta: float
+    select: AnySelection | None,
+    value: AnyPerturbation | None,
+    plan: Plan,
+    holding: Holding,
+    unit: Unit,
+    delta: float,
 ) -> Statements:
     """Return both statements on a training whose clients report privately by themselves."""
     distribution = participations(plan, holding.holders if unit == "example" else 1)
     most = max(1, quantile(distribution, delta))
     if (why := unknown(select, value)) is not None:
-        claim = Statement("as the paper counts", math.inf, delta, unit, "replace_one", "none", "none", _SERVER, (why,))
+        claim = Statement(
+            "as the paper counts",
+            math.inf,
+            delta,
+            unit,
+            "replace_one",
+            "none",
+            "none",
+            _SERVER,
+            (why,),
+        )
         return Statements(claim, replace(claim, reading="what can be proved"))
     if holding.coordinates is None:
-        raise InputError("the exact ε of a locally private report depends on d: give Holding its coordinates.")
+        raise InputError(
+            "the exact ε of a locally private report depends on d: give Holding its coordinates."
+        )
     both = local_statement(select, value, holding.coordinates, most)
-    return Statements(replace(both.paper, unit=unit, delta=delta), replace(both.proved, unit=unit, delta=delta))
+    return Statements(
+        replace(both.paper, unit=unit, delta=delta), replace(both.proved, unit=unit, delta=delta)
+    )
 
 
 _SERVER = "the server, and all who see what it receives"
@@ -236,7 +334,8 @@ def local_statement(
 
     Parameters
     ----------
-    selection, value : the mechanisms of a report; None: nothing is selected, or the value is sent as it is
+    selection, value : the mechanisms of a report; None: nothing is selected, or the value is sent
+        as it is
     d : int, coordinates
     epochs : int, ≥ 1, reports of each client
 
@@ -253,11 +352,24 @@ def local_statement(
         (stage, f"ε = {claim:.4g} is claimed; its exact distribution at d = {d} gives {bound:.4g}.")
         for stage, claim, bound in zip(("selection", "value"), claims, exact, strict=True)
     )
-    added = ("composition", f"the ε of both stages are added, over {epochs} reports of each client.")
+    added = (
+        "composition",
+        f"the ε of both stages are added, over {epochs} reports of each client.",
+    )
     unit: Unit = "local_report" if epochs == 1 else "client"
 
     def state(reading: str, epsilon: float, *why: Reason) -> Statement:
-        return Statement(reading, epsilon, 0.0, unit, "replace_one", "none", "sequential composition", _SERVER, why)
+        return Statement(
+            reading,
+            epsilon,
+            0.0,
+            unit,
+            "replace_one",
+            "none",
+            "sequential composition",
+            _SERVER,
+            why,
+        )
 
     return Statements(
         state("as the paper counts", epochs * sum(claims), added),

@@ -1,7 +1,8 @@
 """The book's chapters, one folder each, found by number or name. Nothing heavy is imported here.
 
-A folder holds `parameters` (its settings class), `run` (``record(settings, only)``) and what else only this chapter
-needs: `grid`, the recorded points, and `reading`, what is read off the records. No chapter imports another.
+A folder holds `parameters` (its settings class), `run` (``record(settings, only)``) and what else
+only this chapter needs: `grid`, the recorded points, and `reading`, what is read off the records.
+No chapter imports another.
 """
 
 import pkgutil
@@ -14,7 +15,9 @@ from fl_privacy_lib.reproduction.settings import Settings
 
 def _settings_of(folder: str) -> type[Settings]:
     module = import_module(f"{__name__}.{folder}.parameters")
-    (kind,) = (v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__)
+    (kind,) = (
+        v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__
+    )
     return kind
 
 
@@ -38,14 +41,16 @@ def chapter(name: str) -> type[Settings]:
         if name in (number, number.lstrip("0"), kind.notebook, kind.notebook[3:], folder):
             return kind
     words = [word for number, kind in CHAPTERS.items() for word in (number, kind.notebook)]
-    raise InputError(f"there is no notebook {name!r}{nearest(name, words)}; there are {', '.join(words)}.")
+    raise InputError(
+        f"there is no notebook {name!r}{nearest(name, words)}; there are {', '.join(words)}."
+    )
 
 
 def recorder(kind: type[Settings]) -> Callable[..., None]:
     """Return a chapter's recording, ``record(settings, only='paper/table' or None, folder)``.
 
-    A point that stands in the record is not run again, so that an interrupted recording goes on where it stopped and
-    loses at most the point under way.
+    A point that stands in the record is not run again, so that an interrupted recording goes on
+    where it stopped and loses at most the point under way.
     """
     run: Callable[..., None] = import_module(kind.__module__.replace(".parameters", ".run")).record
     return run

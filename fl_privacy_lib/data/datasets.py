@@ -1,7 +1,8 @@
 """Loading a data set by name: `available`, `verify`, `fetch` and `load`.
 
-The first three read no image, so that a notebook can refuse a wrong parameter before anything heavy is
-imported. Files are looked for in a data folder that the caller names; the library reads no environment.
+The first three read no image, so that a notebook can refuse a wrong parameter before anything heavy
+is imported. Files are looked for in a data folder that the caller names; the library reads no
+environment.
 """
 
 from collections.abc import Iterable
@@ -29,9 +30,9 @@ class Dataset:
         Its name in prose.
     kind : str
         ``"image"`` or ``"tabular"``.
-    train_x, validation_x, test_x : ndarray of float32
-        Images [N, C, H, W] or records [N, F], with values in [0, 1] unless the note says otherwise; N may be 0 for
-        the test. All records, for cuts of one's own: the three, one after the other.
+    train_x, validation_x, test_x : ndarray of float32 Images [N, C, H, W] or records [N, F], with
+        values in [0, 1] unless the note says otherwise; N may be 0 for the test. All records, for
+        cuts of one's own: the three, one after the other.
     train_y, validation_y, test_y : ndarray of int64, [N]
         Class of each example, 0 to n_classes - 1; a margin's sign for class y of two is 2 y - 1.
     classes : tuple of str
@@ -155,10 +156,9 @@ def verify(name: str, root: Path) -> None:
 
     Raises
     ------
-    InputError
-        If the name is unknown, a file is missing, cannot be read, or has another checksum than the published one
-        (of CIFAR-10's Parquet files `load` compares the content); for ``npz:PATH``, if it is no archive or lacks one
-        of the four arrays.
+    InputError If the name is unknown, a file is missing, cannot be read, or has another checksum
+        than the published one (of CIFAR-10's Parquet files `load` compares the content); for
+        ``npz:PATH``, if it is no archive or lacks one of the four arrays.
     """
     if _is_own(name):
         own.verify(own.path_of(name, Path(root)))
@@ -169,8 +169,8 @@ def verify(name: str, root: Path) -> None:
 def fetch(name: str, root: Path) -> None:
     """Download a data set into the data folder, unless its files are there already.
 
-    torchvision (MNIST, CIFAR-10) or scikit-learn (LFW) does it and checks what it gets; the tables come from the UCI
-    repository. A server that does not answer for 20 seconds counts as absent.
+    torchvision (MNIST, CIFAR-10) or scikit-learn (LFW) does it and checks what it gets; the tables
+    come from the UCI repository. A server that does not answer for 20 seconds counts as absent.
 
     Parameters
     ----------
@@ -202,14 +202,12 @@ def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
 
     Parameters
     ----------
-    name : str
-        A name in `DATASETS`, or ``npz:PATH`` for one's own images (see `fl_privacy_lib.data.own`); a
-        relative PATH is meant from the data folder.
+    name : str A name in `DATASETS`, or ``npz:PATH`` for one's own images (see
+        `fl_privacy_lib.data.own`); a relative PATH is meant from the data folder.
     root : Path
         The data folder.
-    cache : Path or None
-        Where decoded arrays are kept for the next time, uncompressed, one file for each state of the source.
-        None: decode each time.
+    cache : Path or None Where decoded arrays are kept for the next time, uncompressed, one file for
+        each state of the source. None: decode each time.
 
     Returns
     -------
@@ -233,9 +231,13 @@ def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
     spec = DATASETS[name]
     found, fingerprint = _checked(name, root)
     layout, paths = found.layout, [path for path, _ in found.files]
-    # What comes with a library is decoded faster than read back, and has no file to name the cache by.
+    # What comes with a library is decoded faster than read back, and has no file to name the cache
+    # by.
     arrays = cached(
-        cache if paths else None, f"{name}-{fingerprint[:16]}", layout.arrays, lambda: layout.decode(paths)
+        cache if paths else None,
+        f"{name}-{fingerprint[:16]}",
+        layout.arrays,
+        lambda: layout.decode(paths),
     )
     return Dataset(
         name=name,
@@ -254,7 +256,9 @@ def _load_own(name: str, path: Path) -> Dataset:
     x, y = arrays["train_images"], arrays["train_labels"]
     cut = len(y) - len(y) // 5
     classes = tuple(str(label) for label in range(int(y.max()) + 1))
-    parts = Parts(x[:cut], y[:cut], x[cut:], y[cut:], arrays["test_images"], arrays["test_labels"], classes)
+    parts = Parts(
+        x[:cut], y[:cut], x[cut:], y[cut:], arrays["test_images"], arrays["test_labels"], classes
+    )
     return Dataset(
         name=name,
         title=f"own data ({path.stem})",

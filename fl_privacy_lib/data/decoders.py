@@ -12,7 +12,8 @@ from fl_privacy_lib.data.files import Arrays, read_bytes
 
 FOUR = ("train_images", "train_labels", "test_images", "test_labels")
 
-# How many of CIFAR-10's images are known here, in the published order, and the SHA-256 of their pixels and labels.
+# How many of CIFAR-10's images are known here, in the published order, and the SHA-256 of their
+# pixels and labels.
 CIFAR_CONTENT = {
     "train": (
         50_000,
@@ -34,8 +35,8 @@ CIFAR_CONTENT = {
 def decode_idx(path: Path) -> np.ndarray:
     """Return the array of bytes in an idx file (MNIST's format), plain or gzip-compressed.
 
-    The file begins with two zero bytes, the type (8: unsigned byte) and the number of axes; then each
-    axis' length as a big-endian 32-bit integer; then the values, last axis fastest.
+    The file begins with two zero bytes, the type (8: unsigned byte) and the number of axes; then
+    each axis' length as a big-endian 32-bit integer; then the values, last axis fastest.
 
     Returns
     -------
@@ -52,7 +53,9 @@ def decode_idx(path: Path) -> np.ndarray:
         raise InputError(f"{path} is not an idx file of bytes; delete it and get it again.")
     values_at = 4 + 4 * content[3]
     if len(content) < values_at:
-        raise InputError(f"{path} is damaged: it ends inside its header; delete it and get it again.")
+        raise InputError(
+            f"{path} is damaged: it ends inside its header; delete it and get it again."
+        )
     shape = [int(n) for n in np.frombuffer(content, ">u4", count=content[3], offset=4)]
     values = np.frombuffer(content, np.uint8, offset=values_at)
     if values.size != int(np.prod(shape, dtype=object)):
@@ -63,7 +66,9 @@ def decode_idx(path: Path) -> np.ndarray:
     return values.reshape(shape)
 
 
-def decode_parquet(path: Path, image_column: str, label_column: str) -> tuple[np.ndarray, np.ndarray]:
+def decode_parquet(
+    path: Path, image_column: str, label_column: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Return images and labels of a Parquet file in the Hugging Face layout.
 
     Returns
@@ -81,7 +86,8 @@ def decode_parquet(path: Path, image_column: str, label_column: str) -> tuple[np
     try:
         import pyarrow.parquet
     except ImportError as error:
-        # pyarrow does not state the numpy it was built for, so an installer cannot see the conflict.
+        # pyarrow does not state the numpy it was built for, so an installer cannot see the
+        # conflict.
         raise InputError(
             f"Reading {path.name} needs pyarrow, which does not import here ({str(error).splitlines()[0]}): "
             f"install a pyarrow that was built for numpy {np.__version__}."
@@ -97,7 +103,9 @@ def decode_parquet(path: Path, image_column: str, label_column: str) -> tuple[np
             images[i] = pixels
     except Exception as error:  # the file has no published checksum, so anything can be in it
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} cannot be decoded ({reason}); delete it and get it again.") from error
+        raise InputError(
+            f"{path} cannot be decoded ({reason}); delete it and get it again."
+        ) from error
     if images is None:
         raise InputError(f"{path} holds no image; delete it and get it again.")
     return images, labels
@@ -120,7 +128,9 @@ def decode_cifar_parquet(paths: Sequence[Path]) -> Arrays:
     for part, path in zip(("train", "test"), paths, strict=True):
         images, labels = decode_parquet(path, "img", "label")
         known, digests = CIFAR_CONTENT[part]
-        for what, array, expected in zip(("pixels", "labels"), (images, labels), digests, strict=True):
+        for what, array, expected in zip(
+            ("pixels", "labels"), (images, labels), digests, strict=True
+        ):
             digest = hashlib.sha256(array[:known].astype(np.uint8).tobytes()).hexdigest()
             if digest != expected:
                 raise InputError(
@@ -157,7 +167,9 @@ def decode_lfw(paths: Sequence[Path]) -> Arrays:
         fits = arrays["images"].dtype == np.uint8 and arrays["images"].shape[1:] == (32, 32, 3)
         fits &= np.array_equal(np.unique(arrays["labels"]), np.arange(len(arrays["names"])))
         fits &= len(arrays["images"]) == len(arrays["labels"])
-    except Exception as error:  # the downloaded form has no published checksum, so anything can be in it
+    except (
+        Exception
+    ) as error:  # the downloaded form has no published checksum, so anything can be in it
         raise InputError(f"{paths[0]} is damaged ({error}); delete it and get it again.") from error
     if not fits:
         raise InputError(

@@ -44,7 +44,8 @@ def network(title: str, wanted: str, root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         yield
     except Exception as error:
-        # The libraries raise what their transport raises: URLError, timeouts, RuntimeError, a full disk.
+        # The libraries raise what their transport raises: URLError, timeouts, RuntimeError, a full
+        # disk.
         reason = " ".join(str(error).split()) or type(error).__name__
         if len(reason) > 300:
             reason = reason[:300] + " …"
@@ -75,15 +76,17 @@ def cifar10(root: Path) -> None:
 def lfw(root: Path) -> None:
     """Download LFW with scikit-learn, which checks its SHA-256, and keep it as a small array file.
 
-    The pictures are the funneled (aligned) ones, in scikit-learn's default crop of 125 x 94, brought to
-    32 x 32 with Pillow's bicubic filter. scikit-learn's own folder is removed afterwards: it is large, and
-    it keeps pickles, which this library does not read.
+    The pictures are the funneled (aligned) ones, in scikit-learn's default crop of 125 x 94,
+    brought to 32 x 32 with Pillow's bicubic filter. scikit-learn's own folder is removed
+    afterwards: it is large, and it keeps pickles, which this library does not read.
     """
     with network("LFW", "LFW/lfw20_32x32.npz", root):
         from sklearn.datasets import fetch_lfw_people
 
         with tempfile.TemporaryDirectory(dir=root, prefix="lfw-download-") as folder:
-            people = fetch_lfw_people(data_home=folder, min_faces_per_person=20, color=True, resize=None)
+            people = fetch_lfw_people(
+                data_home=folder, min_faces_per_person=20, color=True, resize=None
+            )
         labels = np.asarray(people.target, np.int64)  # [N]
         order = _before_shuffle(labels)
         images = np.stack([_to_32x32(people.images[i]) for i in order])  # [N, 32, 32, 3]
@@ -138,4 +141,7 @@ def bank(root: Path) -> None:
 def kdd99(root: Path) -> None:
     """Download the 10-percent file of KDD Cup 99 into ``root/KDDCup99``."""
     with network("KDD Cup 99", "KDDCup99/kddcup.data_10_percent.gz", root):
-        _keep(root / "KDDCup99/kddcup.data_10_percent.gz", _from_uci("kddcup99-mld/kddcup.data_10_percent.gz"))
+        _keep(
+            root / "KDDCup99/kddcup.data_10_percent.gz",
+            _from_uci("kddcup99-mld/kddcup.data_10_percent.gz"),
+        )

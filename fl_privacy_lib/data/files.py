@@ -16,7 +16,8 @@ from fl_privacy_lib._checks import InputError
 
 Arrays = dict[str, np.ndarray]
 
-# Part of every fingerprint: raise it when a decoder changes, so that older cache files are left alone.
+# Part of every fingerprint: raise it when a decoder changes, so that older cache files are left
+# alone.
 CACHE_FORMAT = 1
 
 
@@ -123,8 +124,13 @@ def missing(layouts: Sequence[Layout], root: Path) -> list[str]:
         ]
         for layout in layouts
     ]
-    # The first layout wins unless another one has been begun: then its gap is what the user wants to know.
-    begun = [paths for paths, layout in zip(lacking, layouts, strict=True) if len(paths) < len(layout.files)]
+    # The first layout wins unless another one has been begun: then its gap is what the user wants
+    # to know.
+    begun = [
+        paths
+        for paths, layout in zip(lacking, layouts, strict=True)
+        if len(paths) < len(layout.files)
+    ]
     return min(begun, key=len) if begun else lacking[0]
 
 
@@ -208,12 +214,14 @@ def _from_cache(path: Path, names: Sequence[str]) -> Arrays | None:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in names}
     except Exception:
-        # A cut or altered file can raise anything that zipfile, zlib or numpy's header parser knows, and
-        # the answer is the same each time: decode the source again.
+        # A cut or altered file can raise anything that zipfile, zlib or numpy's header parser
+        # knows, and the answer is the same each time: decode the source again.
         return None
 
 
-def cached(folder: Path | None, key: str, names: Sequence[str], build: Callable[[], Arrays]) -> Arrays:
+def cached(
+    folder: Path | None, key: str, names: Sequence[str], build: Callable[[], Arrays]
+) -> Arrays:
     """Return the arrays of ``folder/key.npz``, or build them and try to keep them there.
 
     Parameters

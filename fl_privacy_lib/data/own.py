@@ -17,7 +17,9 @@ def path_of(name: str, root: Path) -> Path:
     """Return the file that ``npz:PATH`` names; a relative PATH is meant from the data folder."""
     text = os.path.expanduser(name.removeprefix(PREFIX))
     if not text:
-        raise InputError("The data set 'npz:' names no file: write npz:PATH, such as npz:/home/me/mine.npz.")
+        raise InputError(
+            "The data set 'npz:' names no file: write npz:PATH, such as npz:/home/me/mine.npz."
+        )
     return root / text
 
 
@@ -35,7 +37,9 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
         # A damaged archive can raise whatever zipfile or numpy's header parser raises.
         raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise InputError(f"{path} holds a single array; write it with numpy.savez, with {', '.join(KEYS)}.")
+        raise InputError(
+            f"{path} holds a single array; write it with numpy.savez, with {', '.join(KEYS)}."
+        )
     lacking = [key for key in KEYS if key not in archive.files]
     if lacking:
         held = ", ".join(archive.files) or "nothing"
@@ -56,8 +60,8 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
     Returns
     -------
-    dict
-        Images as float32 [N, C, H, W] in [0, 1], labels as int64 [N], under the archive's own names.
+    dict Images as float32 [N, C, H, W] in [0, 1], labels as int64 [N], under the archive's own
+        names.
 
     Raises
     ------
@@ -71,7 +75,8 @@ def read(path: Path) -> dict[str, np.ndarray]:
             try:
                 arrays[key] = archive[key]
             except Exception as error:
-                # As above; numpy refuses arrays of Python objects here, since they would be pickles.
+                # As above; numpy refuses arrays of Python objects here, since they would be
+                # pickles.
                 raise InputError(
                     f"The array {key} of {path} cannot be read ({str(error).rstrip('.')}): "
                     "write it again with numpy.savez, as numbers."
@@ -97,15 +102,14 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
     ----------
     what : str
         How to name the array in an error.
-    array : ndarray
-        uint8 in 0..255, or floating point in [0, 1]. Three axes are [N, H, W]. Of four axes, the one of
-        length 1 or 3 is the channels: the last one ([N, H, W, C]) or the second one ([N, C, H, W]).
+    array : ndarray uint8 in 0..255, or floating point in [0, 1]. Three axes are [N, H, W]. Of four
+        axes, the one of length 1 or 3 is the channels: the last one ([N, H, W, C]) or the second
+        one ([N, C, H, W]).
 
     Raises
     ------
-    InputError
-        For another type or number of axes; for four axes of which neither or both could be the channels;
-        for values that are not finite or not in [0, 1].
+    InputError For another type or number of axes; for four axes of which neither or both could be
+        the channels; for values that are not finite or not in [0, 1].
     """
     if array.ndim == 3:
         array = array[:, None]  # [N, 1, H, W]
@@ -128,7 +132,9 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
     if array.dtype == np.uint8:
         return unit_range(array)
     if array.dtype.kind != "f":
-        raise InputError(f"{what} is of type {array.dtype}: images are uint8, or floating point in [0, 1].")
+        raise InputError(
+            f"{what} is of type {array.dtype}: images are uint8, or floating point in [0, 1]."
+        )
     if not np.isfinite(array).all():
         raise InputError(f"{what} holds NaN or infinity: replace it by values in [0, 1].")
     if array.size and (array.min() < 0 or array.max() > 1):

@@ -1,8 +1,8 @@
 """Who holds which example: partitions of a training set among clients.
 
-The privacy of an example depends on how many clients hold it, since each of them uses it. A partition
-therefore reports it (`Partition.holders`), together with how often one client holds the same example
-(`Partition.repeats`).
+The privacy of an example depends on how many clients hold it, since each of them uses it. A
+partition therefore reports it (`Partition.holders`), together with how often one client holds the
+same example (`Partition.repeats`).
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Partition:
     ----------
     name : str
         How it was made.
-    indices : tuple of ndarray of int64
-        For each client the positions of its examples in the training set, in the client's own order.
+    indices : tuple of ndarray of int64 For each client the positions of its examples in the
+        training set, in the client's own order.
     examples : int
         Size of the training set.
 
@@ -102,9 +102,10 @@ def two_shards(
 ) -> Partition:
     """Give each client two shards of a training set that is sorted by class.
 
-    Each class' examples are permuted ``copies = ceil(clients * examples_per_client / N)`` times; the
-    permutations stand end to end, class after class; the row is cut into shards of half a client's size;
-    each client gets two shards, drawn at random without replacement. Its examples are then shuffled once.
+    Each class' examples are permuted ``copies = ceil(clients * examples_per_client / N)`` times;
+    the permutations stand end to end, class after class; the row is cut into shards of half a
+    client's size; each client gets two shards, drawn at random without replacement. Its examples
+    are then shuffled once.
 
     Parameters
     ----------
@@ -117,9 +118,8 @@ def two_shards(
 
     Returns
     -------
-    Partition
-        Most clients have two classes; one or three or four occur, since shards cross from class to class
-        and both may lie in one class.
+    Partition Most clients have two classes; one or three or four occur, since shards cross from
+        class to class and both may lie in one class.
 
     Raises
     ------
@@ -128,11 +128,12 @@ def two_shards(
 
     Notes
     -----
-    An example is held by up to ``copies`` clients: 1, 10 and 100 for 100, 1,000 and 10,000 clients with 500
-    of 50,000 examples each. It is held by fewer where one client got it twice, as happens when its two
-    shards come from two permutations of one class. If the row has more shards than are needed, the shards
-    are drawn from all of it, so no class is favoured; some copies then go to nobody. If its length is no
-    multiple of a shard, less than one shard is left out, split at random between its two ends.
+    An example is held by up to ``copies`` clients: 1, 10 and 100 for 100, 1,000 and 10,000 clients
+    with 500 of 50,000 examples each. It is held by fewer where one client got it twice, as happens
+    when its two shards come from two permutations of one class. If the row has more shards than are
+    needed, the shards are drawn from all of it, so no class is favoured; some copies then go to
+    nobody. If its length is no multiple of a shard, less than one shard is left out, split at
+    random between its two ends.
 
     Source: the public code of Fed-CDP (client data of the MNIST script).
 
@@ -152,7 +153,9 @@ def two_shards(
     shard = examples_per_client // 2
     copies = -(-clients * examples_per_client // len(labels))
     blocks = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    row = np.concatenate([rng.permutation(block) for block in blocks for _ in range(copies)])  # [copies * N]
+    row = np.concatenate(
+        [rng.permutation(block) for block in blocks for _ in range(copies)]
+    )  # [copies * N]
     shards = len(row) // shard
     start = rng.integers(len(row) - shards * shard + 1)
     cut = row[start : start + shards * shard].reshape(shards, shard)
@@ -162,7 +165,11 @@ def two_shards(
 
 
 def some_classes(
-    labels: np.ndarray, clients: int, examples_per_client: int, classes: int, rng: np.random.Generator
+    labels: np.ndarray,
+    clients: int,
+    examples_per_client: int,
+    classes: int,
+    rng: np.random.Generator,
 ) -> Partition:
     """Give each client examples of a few classes, drawn at random.
 
@@ -182,9 +189,9 @@ def some_classes(
 
     Returns
     -------
-    Partition
-        Clients draw independently: an example of class c is held by a random number of clients, about
-        ``clients * examples_per_client / N`` on average, and no client holds an example twice.
+    Partition Clients draw independently: an example of class c is held by a random number of
+        clients, about ``clients * examples_per_client / N`` on average, and no client holds an
+        example twice.
 
     Raises
     ------
@@ -212,10 +219,13 @@ def full_copies(examples: int, clients: int) -> Partition:
     return Partition("full copies", (np.arange(examples),) * clients, examples)
 
 
-def iid(examples: int, clients: int, examples_per_client: int, rng: np.random.Generator) -> Partition:
+def iid(
+    examples: int, clients: int, examples_per_client: int, rng: np.random.Generator
+) -> Partition:
     """Give each client examples drawn at random, without regard to class.
 
-    A permutation of the training set serves as many clients as it has full portions; then a new one begins.
+    A permutation of the training set serves as many clients as it has full portions; then a new one
+    begins.
 
     Parameters
     ----------
@@ -253,17 +263,18 @@ def iid(examples: int, clients: int, examples_per_client: int, rng: np.random.Ge
     return Partition("iid", tuple(indices[:clients]), examples)
 
 
-def dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """Spread each class over the clients by shares drawn from a symmetric Dirichlet law.
+def dirichlet(
+    labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
+) -> Partition:
+    """Spread each class over the clients by shares drawn from a symmetric Dirichlet distribution.
 
     Parameters
     ----------
     labels : ndarray of int, [N]
     clients : int
         K, at most N.
-    alpha : float
-        Concentration, in [0.001, 1,000,000]: small values give each class to few clients, large values
-        spread it evenly.
+    alpha : float Concentration, in [0.001, 1,000,000]: small values give each class to few clients,
+        large values spread it evenly.
     rng : numpy.random.Generator
 
     Returns
@@ -273,14 +284,15 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Gen
 
     Raises
     ------
-    InputError
-        If clients is not a positive integer, there are fewer examples than clients, or alpha is out of range.
+    InputError If clients is not a positive integer, there are fewer examples than clients, or alpha
+        is out of range.
 
     Notes
     -----
-    The law leaves clients empty when alpha is small. Each empty client, in order of its number, then gets one
-    example, drawn at random from the client that is largest at that moment. This changes the law as little
-    as possible, and always ends, which drawing again would not.
+    The distribution leaves clients empty when alpha is small. Each empty client, in order of its
+    number, then gets one example, drawn at random from the client that is largest at that moment.
+    This changes the distribution as little as possible, and always ends, which drawing again would
+    not.
     """
     whole_number(1, clients=clients)
     in_range(1e-3, 1e6, alpha=alpha)

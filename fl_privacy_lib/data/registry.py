@@ -1,7 +1,7 @@
 """The data sets that are known: where their files lie, their checksums, how they are read and cut.
 
-Another data set is one more entry of `DATASETS`: its layouts (files, checksums, decoder) and a function
-that makes the parts of a `Dataset` from what the decoder returns.
+Another data set is one more entry of `DATASETS`: its layouts (files, checksums, decoder) and a
+function that makes the parts of a `Dataset` from what the decoder returns.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class Spec:
         Its name in prose.
     kind : str
         ``"image"`` or ``"tabular"``.
-    layouts : tuple of Layout
-        The forms in which its files may lie in the data folder, in the order in which they are looked for.
+    layouts : tuple of Layout The forms in which its files may lie in the data folder, in the order
+        in which they are looked for.
     build : callable
         Makes the parts from a layout's arrays.
     licence, source, note : str
@@ -96,7 +96,8 @@ _CIFAR_PICKLES = Layout(
     arrays=FOUR,
     note="All 10,000 test images are there.",
 )
-# No checksum of the files: the same pixels can be stored in many ways, so the decoder compares the pixels.
+# No checksum of the files: the same pixels can be stored in many ways, so the decoder compares the
+# pixels.
 _CIFAR_PARQUET = Layout(
     files=(
         (Form("CIFAR10/train-00000-of-00001.parquet"),),
@@ -129,8 +130,18 @@ _LFW_FUNNELED = Layout(
 
 _ADULT = Layout(
     files=(
-        (Form("Adult/adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),),
-        (Form("Adult/adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),),
+        (
+            Form(
+                "Adult/adult.data",
+                "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+            ),
+        ),
+        (
+            Form(
+                "Adult/adult.test",
+                "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+            ),
+        ),
     ),
     decode=tabular.decode_adult,
     arrays=tabular.TABLE,
@@ -180,7 +191,9 @@ def _adult(title: str, build: Callable[[Arrays], Parts], note: str) -> Spec:
     )
 
 
-def _synthetic(title: str, decode: Callable[..., Arrays], train: int, validation: int, more: str = "") -> Spec:
+def _synthetic(
+    title: str, decode: Callable[..., Arrays], train: int, validation: int, more: str = ""
+) -> Spec:
     """Return one of the two synthetic sets."""
     return Spec(
         title=title,
@@ -190,7 +203,9 @@ def _synthetic(title: str, decode: Callable[..., Arrays], train: int, validation
         licence="none needed: the records are drawn",
         source="the recipe of Wangni, Wang, Liu and Zhang, Gradient sparsification for communication-efficient "
         "distributed optimization, 2018",
-        note="Drawn with C1 = 0.01 and C2 = 0.9, with the same magnitudes for every record" + more + ". "
+        note="Drawn with C1 = 0.01 and C2 = 0.9, with the same magnitudes for every record"
+        + more
+        + ". "
         f"The values are not scaled: some lie outside [-1, 1]. {_drawn(train, validation)}",
     )
 
@@ -305,6 +320,10 @@ DATASETS: dict[str, Spec] = {
     ),
     "syn_l": _synthetic("syn-L", synthetic.decode_syn_l, 45_000, 15_000),
     "syn_h": _synthetic(
-        "syn-H", synthetic.decode_syn_h, 75_000, 25_000, ", as for syn-L, since the paper gives none for syn-H"
+        "syn-H",
+        synthetic.decode_syn_h,
+        75_000,
+        25_000,
+        ", as for syn-L, since the paper gives none for syn-H",
     ),
 }

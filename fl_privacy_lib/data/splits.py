@@ -10,7 +10,18 @@ from fl_privacy_lib.data.files import Arrays
 # Cuts of data sets that have no order of their own are drawn once, from this seed, for every run.
 SPLIT_SEED = 20210707
 
-CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 DIGIT_CLASSES = tuple("0123456789")
 
 
@@ -58,8 +69,12 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     array([0.  , 0.25, 0.75, 1.  ])
     """
     old = images.shape[-1]
-    centre = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)  # [size], in old pixels
-    weight = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(old)))  # [size, old]; each row sums to 1
+    centre = np.clip(
+        (np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1
+    )  # [size], in old pixels
+    weight = np.maximum(
+        0, 1 - np.abs(centre[:, None] - np.arange(old))
+    )  # [size, old]; each row sums to 1
     return weight @ images @ weight.T
 
 
@@ -85,7 +100,8 @@ def cut_three_to_one(x: np.ndarray, y: np.ndarray, classes: Sequence[str]) -> Pa
 def scaled_by_training(parts: Parts) -> Parts:
     """Return tabular parts, float32, each column scaled by its range over the training examples.
 
-    What lies outside that range in the other parts is clipped to [0, 1]; a constant column becomes 0.
+    What lies outside that range in the other parts is clipped to [0, 1]; a constant column becomes
+    0.
     """
     low, high = parts.train_x.min(axis=0), parts.train_x.max(axis=0)  # [F]
     span = np.where(high > low, high - low, 1)
@@ -94,7 +110,9 @@ def scaled_by_training(parts: Parts) -> Parts:
         return np.clip((x - low) / span, 0, 1).astype(np.float32)
 
     return parts._replace(
-        train_x=scale(parts.train_x), validation_x=scale(parts.validation_x), test_x=scale(parts.test_x)
+        train_x=scale(parts.train_x),
+        validation_x=scale(parts.validation_x),
+        test_x=scale(parts.test_x),
     )
 
 
@@ -110,12 +128,16 @@ def build_cifar(arrays: Arrays) -> Parts:
 
 def build_lfw(arrays: Arrays) -> Parts:
     """Return 2,267 / 756 / 0 faces [N, 3, 32, 32]."""
-    return cut_three_to_one(channels_first(arrays["images"]), arrays["labels"], arrays["names"].tolist())
+    return cut_three_to_one(
+        channels_first(arrays["images"]), arrays["labels"], arrays["names"].tolist()
+    )
 
 
 def build_cancer(arrays: Arrays) -> Parts:
     """Return 426 / 143 / 0 records [N, 30]."""
-    return scaled_by_training(cut_three_to_one(arrays["x"], arrays["y"], arrays["classes"].tolist()))
+    return scaled_by_training(
+        cut_three_to_one(arrays["x"], arrays["y"], arrays["classes"].tolist())
+    )
 
 
 def build_digits(arrays: Arrays) -> Parts:

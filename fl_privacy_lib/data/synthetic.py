@@ -24,8 +24,9 @@ def sparse_normal(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw records of which most entries are small, and labels from what they were before.
 
-    Dense records are standard normal; a random direction splits them into two classes. Each entry is then multiplied
-    by a magnitude, uniform in [0, 1]; a magnitude up to the threshold is first multiplied by shrink.
+    Dense records are standard normal; a random direction splits them into two classes. Each entry
+    is then multiplied by a magnitude, uniform in [0, 1]; a magnitude up to the threshold is first
+    multiplied by shrink.
 
     Parameters
     ----------
@@ -51,9 +52,9 @@ def sparse_normal(
 
     Notes
     -----
-    The recipe is that of Wangni, Wang, Liu and Zhang (2018), which FedSel cites for its data. With magnitudes shared
-    by all records, a direction still separates the sparse records, if its weights on the small columns are larger in
-    proportion; with magnitudes drawn for each record none does.
+    The recipe is that of Wangni, Wang, Liu and Zhang (2018), which FedSel cites for its data. With
+    magnitudes shared by all records, a direction still separates the sparse records, if its weights
+    on the small columns are larger in proportion; with magnitudes drawn for each record none does.
 
     Examples
     --------
@@ -82,7 +83,9 @@ def decode_syn_h(paths: Sequence[Path]) -> Arrays:
 
 def _draw(name: str) -> Arrays:
     records, columns = SIZES[name]
-    return dict(zip(ARRAYS, sparse_normal(records, columns, np.random.default_rng(SPLIT_SEED)), strict=True))
+    return dict(
+        zip(ARRAYS, sparse_normal(records, columns, np.random.default_rng(SPLIT_SEED)), strict=True)
+    )
 
 
 def build(arrays: Arrays) -> Parts:

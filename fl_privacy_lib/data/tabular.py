@@ -1,8 +1,9 @@
 """Adult, Bank Marketing and KDD Cup 99: from their text files to numbers and codes, and on to columns in [0, 1].
 
-A decoder returns ``numbers`` [N, P], ``codes`` [N, Q] (the position of each category among the attribute's names in
-alphabetical order, -1 where the value is missing) and ``y`` [N]. A builder makes the columns: first those of the
-numeric attributes, then those of the categorical ones, each in the files' order.
+A decoder returns ``numbers`` [N, P], ``codes`` [N, Q] (the position of each category among the
+attribute's names in alphabetical order, -1 where the value is missing) and ``y`` [N]. A builder
+makes the columns: first those of the numeric attributes, then those of the categorical ones, each
+in the files' order.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,23 @@ TABLE = ("numbers", "codes", "y")
 KDD_RECORDS = 70_000
 MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 
-# Where a next bin begins, for age, fnlwgt, education-num, capital-gain, capital-loss and hours-per-week: the quintiles
-# of adult.data, moved up by 1 where the edge below would come again; gains and losses are only told from none. With
-# these edges come out the rows of LIBSVM's a9a that the test holds; nobody has published the edges themselves.
-ADULT_EDGES = ((26, 33, 41, 50), (106_648, 158_662, 196_338, 259_873), (9, 10, 11, 13), (1,), (1,), (35, 40, 41, 48))
+# Where a next bin begins, for age, fnlwgt, education-num, capital-gain, capital-loss and
+# hours-per-week: the quintiles of adult.data, moved up by 1 where the edge below would come again;
+# gains and losses are only told from none. With these edges come out the rows of LIBSVM's a9a that
+# the test holds; nobody has published the edges themselves.
+ADULT_EDGES = (
+    (26, 33, 41, 50),
+    (106_648, 158_662, 196_338, 259_873),
+    (9, 10, 11, 13),
+    (1,),
+    (1,),
+    (35, 40, 41, 48),
+)
 
 
-def table(rows: Sequence[Sequence[str]], categorical: Sequence[int], positive: Sequence[str]) -> Arrays:
+def table(
+    rows: Sequence[Sequence[str]], categorical: Sequence[int], positive: Sequence[str]
+) -> Arrays:
     """Return numbers, codes and labels of records of text.
 
     Parameters
@@ -50,7 +61,9 @@ def table(rows: Sequence[Sequence[str]], categorical: Sequence[int], positive: S
     for column in (attributes[j] for j in categorical):
         place = {name: code for code, name in enumerate(sorted(set(column) - {"?"}))} | {"?": -1}
         codes.append(np.array([place[name] for name in column], np.int16))
-    numbers = [np.array(column, np.float64) for j, column in enumerate(attributes) if j not in categorical]
+    numbers = [
+        np.array(column, np.float64) for j, column in enumerate(attributes) if j not in categorical
+    ]
     return {
         "numbers": np.stack(numbers, axis=1),
         "codes": np.stack(codes, axis=1),
@@ -79,7 +92,9 @@ def one_hot(codes: np.ndarray, first: int = 0) -> np.ndarray:
            [0, 0, 1, 1, 0],
            [0, 0, 0, 0, 1]])
     """
-    return np.hstack([codes[:, [q]] == np.arange(first, codes[:, q].max() + 1) for q in range(codes.shape[1])])
+    return np.hstack(
+        [codes[:, [q]] == np.arange(first, codes[:, q].max() + 1) for q in range(codes.shape[1])]
+    )
 
 
 def decode_adult(paths: Sequence[Path]) -> Arrays:
@@ -92,7 +107,9 @@ def decode_adult(paths: Sequence[Path]) -> Arrays:
 
 def decode_bank(paths: Sequence[Path]) -> Arrays:
     """Return the 45,211 records of bank-full.csv: 8 numbers, one of them the month, 8 codes, and 1 for yes."""
-    rows = [line.replace('"', "").split(";") for line in read_bytes(paths[0]).decode().splitlines()[1:]]
+    rows = [
+        line.replace('"', "").split(";") for line in read_bytes(paths[0]).decode().splitlines()[1:]
+    ]
     month = {name: str(number) for number, name in enumerate(MONTHS, 1)}
     rows = [[*row[:10], month[row[10]], *row[11:]] for row in rows]
     return table(rows, (1, 2, 3, 4, 6, 7, 8, 15), ["yes"])
@@ -116,7 +133,9 @@ def build_adult(arrays: Arrays) -> Parts:
 def build_adult_123(arrays: Arrays) -> Parts:
     """Return 36,631 / 12,211 / 0 records [N, 123] of zeros and ones: 24 bins and 99 categories."""
     columns = zip(ADULT_EDGES, arrays["numbers"].T, strict=True)
-    bins = np.stack([np.searchsorted(edges, column, side="right") for edges, column in columns], axis=1)  # [N, 6]
+    bins = np.stack(
+        [np.searchsorted(edges, column, side="right") for edges, column in columns], axis=1
+    )  # [N, 6]
     x = one_hot(np.hstack([bins, arrays["codes"]])).astype(np.float32)
     return cut_three_to_one(x, arrays["y"], ("<=50K", ">50K"))
 

@@ -16,7 +16,15 @@ from fl_privacy_lib.defenses.methods import (
     random_noise,
 )
 from fl_privacy_lib.defenses.route import Defense, PerExample
-from fl_privacy_lib.defenses.stage import STAGES, TAPS, THREAT_TYPES, Declaration, Noise, Stage, Transformation
+from fl_privacy_lib.defenses.stage import (
+    STAGES,
+    TAPS,
+    THREAT_TYPES,
+    Declaration,
+    Noise,
+    Stage,
+    Transformation,
+)
 
 __all__ = [
     "STAGES",

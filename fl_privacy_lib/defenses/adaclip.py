@@ -20,19 +20,20 @@ class AdaClip(Stage):
 
     Parameters
     ----------
-    clip_norm : float, > 0
-        C_0: the moments begin at m = 0 and one spread for all coordinates, with which the rule clips to C_0.
+    clip_norm : float, > 0 C_0: the moments begin at m = 0 and one spread for all coordinates, with
+        which the rule clips to C_0.
     scope : {'layer', 'all'}, of the clip to norm 1
     mean_decay, spread_decay : float, in [0, 1), β₁ and β₂ of the moving averages
     floor, ceiling : float, > 0, between which a coordinate's estimated variance is kept
 
     Notes
     -----
-    With spreads s the scale is b_i = √(s_i Σ_j s_j), which gives (g − m)/b an expected squared norm of 1 with the least
-    noise b² in all. The moments belong to one participation and are estimated from its own noisy batch means, so they
-    cost nothing more; a zero gradient is not zero after centring, so an absent example moves a release like a replaced
-    one. An attacker's replay knows the moments of the first iteration only. Source: Pichapati, Suresh, Yu, Reddi and
-    Kumar (2019), Algorithm 1; the ceiling is a choice made here.
+    With spreads s the scale is b_i = √(s_i Σ_j s_j), which gives (g − m)/b an expected squared norm
+    of 1 with the least noise b² in all. The moments belong to one participation and are estimated
+    from its own noisy batch means, so they cost nothing more; a zero gradient is not zero after
+    centring, so an absent example moves a release like a replaced one. An attacker's replay knows
+    the moments of the first iteration only. Source: Pichapati, Suresh, Yu, Reddi and Kumar (2019),
+    Algorithm 1; the ceiling is a choice made here.
     """
 
     clip_norm: float = 4.0
@@ -45,9 +46,13 @@ class AdaClip(Stage):
     def __post_init__(self) -> None:
         positive(clip_norm=self.clip_norm, floor=self.floor, ceiling=self.ceiling)
         one_of(["layer", "all"], scope=self.scope)
-        in_range(0, math.nextafter(1, 0), mean_decay=self.mean_decay, spread_decay=self.spread_decay)
+        in_range(
+            0, math.nextafter(1, 0), mean_decay=self.mean_decay, spread_decay=self.spread_decay
+        )
         if self.floor > self.ceiling:
-            raise InputError(f"floor = {self.floor} is above ceiling = {self.ceiling}: swap the two.")
+            raise InputError(
+                f"floor = {self.floor} is above ceiling = {self.ceiling}: swap the two."
+            )
 
     @property
     def clip(self) -> Clip:
@@ -72,7 +77,10 @@ class AdaClip(Stage):
             return ctx.state[MOMENTS]
         sizes = {name: v[0].numel() for name, v in like.items()}
         whole = sum(sizes.values())
-        spread = {n: self.clip_norm / math.sqrt(whole if self.scope == "all" else size) for n, size in sizes.items()}
+        spread = {
+            n: self.clip_norm / math.sqrt(whole if self.scope == "all" else size)
+            for n, size in sizes.items()
+        }
         means = {name: v.new_zeros(v.shape) for name, v in like.items()}
         return means, {name: v.new_full(v.shape, spread[name]) for name, v in like.items()}
 
@@ -81,7 +89,9 @@ class AdaClip(Stage):
         sums = {name: s[..., None].flatten(1).sum(1) for name, s in spreads.items()}  # [clients]
         if self.scope == "all":
             sums = dict.fromkeys(sums, torch.stack(list(sums.values())).sum(0))
-        return {n: (s * sums[n][(...,) + (None,) * (s.dim() - 1)]).sqrt() for n, s in spreads.items()}
+        return {
+            n: (s * sums[n][(...,) + (None,) * (s.dim() - 1)]).sqrt() for n, s in spreads.items()
+        }
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped in the scaled coordinates."""
@@ -90,7 +100,10 @@ class AdaClip(Stage):
         m = {name: mean[:, None] for name, mean in means.items()}
         b = {name: scale[:, None] for name, scale in self.scales(spreads).items()}
         white = {name: (g - m[name]) / b[name] for name, g in gradients.items()}
-        return {name: m[name] + b[name] * w for name, w in self.clip(white, leading=2, round=ctx.round).items()}
+        return {
+            name: m[name] + b[name] * w
+            for name, w in self.clip(white, leading=2, round=ctx.round).items()
+        }
 
     def follow(self, noisy: Gradient, std: float, ctx: Any) -> None:
         """Move the moments after a noisy batch mean [clients, …], whose noise was std · b."""
@@ -98,7 +111,9 @@ class AdaClip(Stage):
         b, beta, gamma = self.scales(spreads), self.mean_decay, self.spread_decay
         moved, widths = {}, {}
         for name, g in noisy.items():
-            seen = ((g - means[name]).square() - (std * b[name]).square()).clamp(self.floor, self.ceiling)
+            seen = ((g - means[name]).square() - (std * b[name]).square()).clamp(
+                self.floor, self.ceiling
+            )
             moved[name] = beta * means[name] + (1 - beta) * g
             widths[name] = (gamma * spreads[name].square() + (1 - gamma) * seen).sqrt()
         ctx.state[MOMENTS] = (moved, widths)
@@ -124,7 +139,11 @@ class AdaClipNoise(Stage):
 
     def declare(self) -> Declaration:
         """Return the noise; a zero gradient is not zero after centring, see `Noise`."""
-        noise = Noise(self.noise_scale, divide_by=self.divide_by, centred=True) if self.noise_scale else None
+        noise = (
+            Noise(self.noise_scale, divide_by=self.divide_by, centred=True)
+            if self.noise_scale
+            else None
+        )
         return Declaration(self.rule.clip, noise, self.rule)
 
     def noiseless(self) -> "AdaClipNoise":
@@ -136,10 +155,13 @@ class AdaClipNoise(Stage):
         std = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
         means, spreads = self.rule.moments(values, ctx)
         count = ctx.batch_size if ctx.examples is None else ctx.examples[1].shape[1]
-        # m enters once, however many examples a Poisson batch holds: their number has no noise of its own
+        # m enters once, however many examples a Poisson batch holds: their number has no noise of
+        # its own
         noisy = {name: v + (1 - count / ctx.batch_size) * means[name] for name, v in values.items()}
         if std:
             b = self.rule.scales(spreads)
-            noisy = add_gaussian(noisy, {name: std * scale for name, scale in b.items()}, ctx.generators)
+            noisy = add_gaussian(
+                noisy, {name: std * scale for name, scale in b.items()}, ctx.generators
+            )
         self.rule.follow(noisy, std, ctx)
         return noisy

@@ -1,8 +1,9 @@
 """Clipping bounds and noise levels that follow the gradients themselves, and what each costs.
 
-A rule turns norms into bounds, and into the level S that noise is scaled with. Three stages apply a rule: to every
-example, as noise on the batch mean, to a client's update. A rule that reads private norms and tells nobody how much
-noise hides them has no ε (`MedianNorm`, `LargestNorm`). One that pays for what it reads has one (`QuantileNorm`).
+A rule turns norms into bounds, and into the level S that noise is scaled with. Three stages apply a
+rule: to every example, as noise on the batch mean, to a client's update. A rule that reads private
+norms and tells nobody how much noise hides them has no ε (`MedianNorm`, `LargestNorm`). One that
+pays for what it reads has one (`QuantileNorm`).
 """
 
 import math
@@ -13,7 +14,14 @@ from typing import Any, ClassVar
 import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
-from fl_privacy_lib.defenses.clipping import Clip, Gradient, in_scope, layer_norms, scaled, shrink_factors
+from fl_privacy_lib.defenses.clipping import (
+    Clip,
+    Gradient,
+    in_scope,
+    layer_norms,
+    scaled,
+    shrink_factors,
+)
 from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std, normal
 from fl_privacy_lib.defenses.stage import Context, Declaration, Noise, Stage
 
@@ -28,7 +36,8 @@ class Rule:
     ----------
     clip : a bound known beforehand, or None
     level : what S is, one of `stage.LEVELS`
-    count_scale : standard deviation of the noise on the counts that it reports; None: it reports none
+    count_scale : standard deviation of the noise on the counts that it reports; None: it reports
+        none
     """
 
     clip: Clip | None
@@ -61,8 +70,9 @@ class MedianNorm(Rule):
 
     Notes
     -----
-    Source: Fed-CDP, section IV-C, where C is at most the median norm over the client's training set; here it is the
-    median over the batch at hand, of an even number the mean of the middle two. Half of the examples are clipped.
+    Source: Fed-CDP, section IV-C, where C is at most the median norm over the client's training
+    set; here it is the median over the batch at hand, of an even number the mean of the middle two.
+    Half of the examples are clipped.
     """
 
     scope: str = "layer"
@@ -98,18 +108,18 @@ class LargestNorm(Rule):
     ----------
     clip : Clip or None
         The fixed bound, so that S ≤ C; None: nothing is clipped and S has no limit.
-    statistic : {'max', 'mean'}
-        'max': S is the largest norm over the batch's examples and tensors, as printed. 'mean': the mean over the
-        examples of each one's largest tensor norm, as in the released code.
+    statistic : {'max', 'mean'} 'max': S is the largest norm over the batch's examples and tensors,
+        as printed. 'mean': the mean over the examples of each one's largest tensor norm, as in the
+        released code.
     floor : float, ≥ 0; no norm counts as less (0.1 in the released code)
 
     Notes
     -----
-    S is a statistic of the private batch, and the noise shows it: in d coordinates the level of the noise can be read
-    off to about 1/√(2d). A neighbour whose S differs by a tenth forces ε ≥ 78 for d = 34,720 and δ ≤ 1/2
-    (`audit.l2_max_epsilon`); without a floor, a batch of zero gradients has no noise at all. Where an example reaches
-    C on both sides, S = C and nothing leaks. Source: Fed-αCDP, section 5.2 and Algorithm 1; the released code clips
-    at 32 with a floor of 0.1.
+    S is a statistic of the private batch, and the noise shows it: in d coordinates the level of the
+    noise can be read off to about 1/√(2d). A neighbour whose S differs by a tenth forces ε ≥ 78 for
+    d = 34,720 and δ ≤ 1/2 (`audit.l2_max_epsilon`); without a floor, a batch of zero gradients has
+    no noise at all. Where an example reaches C on both sides, S = C and nothing leaks. Source:
+    Fed-αCDP, section 5.2 and Algorithm 1; the released code clips at 32 with a floor of 0.1.
     """
 
     clip: Clip | None = None
@@ -129,7 +139,9 @@ class LargestNorm(Rule):
 
     def levels(self, norms: Gradient, ctx: Any) -> Gradient:
         """Return S, [clients], the same for every tensor."""
-        left = torch.stack(list(scaled(norms, self.factors(norms, ctx)).values()))  # [tensors, clients, batch]
+        left = torch.stack(
+            list(scaled(norms, self.factors(norms, ctx)).values())
+        )  # [tensors, clients, batch]
         largest = left.amax(0).clamp_min(self.floor)  # [clients, batch]
         if largest.shape[1] == 0:
             level = largest.new_full((len(largest),), self.floor)
@@ -144,19 +156,21 @@ class QuantileNorm(Rule, Stage):
 
     Parameters
     ----------
-    clip : Clip
-        Of round 0, with the bound C_0. Its scope 'layer' keeps a bound for each tensor, 'all' one for all together.
+    clip : Clip Of round 0, with the bound C_0. Its scope 'layer' keeps a bound for each tensor,
+        'all' one for all together.
     target : float, in [0, 1], the quantile
-    rate : float, > 0; once a round the bound is multiplied by exp(−rate · (fraction below − target))
-    count_scale : float, ≥ 0
-        Standard deviation of the noise on every count. A unit moves each bound's count by at most 1. The counts are a
-        release beside the gradients: `Defense.events` counts both.
+    rate : float, > 0; once a round the bound is multiplied by exp(−rate · (fraction below −
+        target))
+    count_scale : float, ≥ 0 Standard deviation of the noise on every count. A unit moves each
+        bound's count by at most 1. The counts are a release beside the gradients: `Defense.events`
+        counts both.
 
     Notes
     -----
-    Source: Andrew, Thakkar, McMahan and Ramaswamy (2021), with their geometric update, target and rate. Their noise is
-    on the sum over all clients; here every client noises its own counts, so that nobody need be trusted with them.
-    A round's bound is a function of counts that are public already, and costs nothing more.
+    Source: Andrew, Thakkar, McMahan and Ramaswamy (2021), with their geometric update, target and
+    rate. Their noise is on the sum over all clients; here every client noises its own counts, so
+    that nobody need be trusted with them. A round's bound is a function of counts that are public
+    already, and costs nothing more.
     """
 
     clip: Clip
@@ -201,7 +215,10 @@ class QuantileNorm(Rule, Stage):
 
     def levels(self, norms: Gradient, ctx: Any) -> Gradient:
         """Return the bounds, [clients]."""
-        return {name: norms[name].new_full(norms[name].shape[:1], b) for name, b in self.bounds(norms, ctx).items()}
+        return {
+            name: norms[name].new_full(norms[name].shape[:1], b)
+            for name, b in self.bounds(norms, ctx).items()
+        }
 
     def tell(self, norms: Gradient, ctx: Any, asked: int) -> None:
         """Report the noised counts of norms within the bound, [bounds]; an attacker's replay reports nothing."""
@@ -210,7 +227,9 @@ class QuantileNorm(Rule, Stage):
         bounds, seen = self.bounds(norms, ctx), in_scope(norms, self.clip.scope)
         names = list(seen) if self.clip.scope == "layer" else list(seen)[:1]
         for row, (generator, weight) in enumerate(zip(ctx.generators, ctx.weights, strict=True)):
-            below = torch.stack([(seen[name][row] <= bounds[name]).sum() for name in names]).to(weight.dtype)
+            below = torch.stack([(seen[name][row] <= bounds[name]).sum() for name in names]).to(
+                weight.dtype
+            )
             if self.count_scale:
                 below = below + self.count_scale * normal(below, generator)
             ctx.report("below", weight * below)
@@ -278,7 +297,9 @@ class AdaptiveClip(_UnderRule):
         if not self.noise_scale:
             return clipped
         unit = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by) * ctx.batch_size**0.5
-        return add_gaussian(clipped, {n: unit * s for n, s in self.rule.levels(norms, ctx).items()}, ctx.generators)
+        return add_gaussian(
+            clipped, {n: unit * s for n, s in self.rule.levels(norms, ctx).items()}, ctx.generators
+        )
 
 
 @dataclass(frozen=True)
@@ -305,9 +326,13 @@ class AdaptiveNoise(_UnderRule):
         """Return batch means [clients, …] with noise; ``ctx.norms`` holds the examples' norms before clipping."""
         if not self.noise_scale:
             return values
-        norms = ctx.norms or {name: v.new_zeros(len(v), 0) for name, v in values.items()}  # an empty Poisson batch
+        norms = ctx.norms or {
+            name: v.new_zeros(len(v), 0) for name, v in values.items()
+        }  # an empty Poisson batch
         unit = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
-        return add_gaussian(values, {n: unit * s for n, s in self.rule.levels(norms, ctx).items()}, ctx.generators)
+        return add_gaussian(
+            values, {n: unit * s for n, s in self.rule.levels(norms, ctx).items()}, ctx.generators
+        )
 
 
 @dataclass(frozen=True)
@@ -326,10 +351,16 @@ class AdaptiveUpdate(_UnderRule):
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return updates [clients, …], clipped, with noise of standard deviation σS·scale."""
-        norms = {name: n[:, None] for name, n in layer_norms(values, leading=1).items()}  # [clients, 1]
-        clipped = scaled(values, {name: f[:, 0] for name, f in self.rule.factors(norms, ctx).items()})
+        norms = {
+            name: n[:, None] for name, n in layer_norms(values, leading=1).items()
+        }  # [clients, 1]
+        clipped = scaled(
+            values, {name: f[:, 0] for name, f in self.rule.factors(norms, ctx).items()}
+        )
         self.rule.tell(norms, ctx, 1)
         if not self.noise_scale:
             return clipped
         unit = self.noise_scale * self.scale
-        return add_gaussian(clipped, {n: unit * s for n, s in self.rule.levels(norms, ctx).items()}, ctx.generators)
+        return add_gaussian(
+            clipped, {n: unit * s for n, s in self.rule.levels(norms, ctx).items()}, ctx.generators
+        )

@@ -10,7 +10,9 @@ import torch
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.accounting import schedules
 
-Gradient = dict[str, torch.Tensor]  # tensor name → values; the leading axes say where on the route it stands
+Gradient = dict[
+    str, torch.Tensor
+]  # tensor name → values; the leading axes say where on the route it stands
 
 
 def layer_norms(gradient: Gradient, leading: int) -> Gradient:
@@ -25,12 +27,18 @@ def layer_norms(gradient: Gradient, leading: int) -> Gradient:
     -------
     tensors [*leading axes] by the same names
     """
-    return {name: torch.linalg.vector_norm(g[..., None].flatten(leading), dim=-1) for name, g in gradient.items()}
+    return {
+        name: torch.linalg.vector_norm(g[..., None].flatten(leading), dim=-1)
+        for name, g in gradient.items()
+    }
 
 
 def scaled(gradient: Gradient, factors: Gradient) -> Gradient:
     """Return each tensor multiplied by its factor, broadcast over the parameter's own axes."""
-    return {name: g * factors[name][(...,) + (None,) * (g.dim() - factors[name].dim())] for name, g in gradient.items()}
+    return {
+        name: g * factors[name][(...,) + (None,) * (g.dim() - factors[name].dim())]
+        for name, g in gradient.items()
+    }
 
 
 def in_scope(norms: Gradient, scope: str) -> Gradient:
@@ -53,9 +61,9 @@ class Clip:
     ----------
     clip_norm : float, > 0
         The bound C.
-    scope : {'layer', 'all'}
-        'layer' clips every tensor to C on its own, as the Fed-CDP papers do; M tensors together then have a
-        norm of up to C√M. 'all' clips the whole gradient to C, as DP-SGD does.
+    scope : {'layer', 'all'} 'layer' clips every tensor to C on its own, as the Fed-CDP papers do; M
+        tensors together then have a norm of up to C√M. 'all' clips the whole gradient to C, as
+        DP-SGD does.
 
     Notes
     -----
@@ -104,8 +112,8 @@ def _bounds(kind: str, start: float, end: float, rounds: int, cycles: int) -> tu
 class DecayingClip(Clip):
     """A clip whose bound falls over the rounds, by a schedule that no data enter.
 
-    Noise scaled with the bound falls with it: the noise multiplier, and with it ε, stay what they are for a fixed
-    bound. That is why the schedule may not look at the data.
+    Noise scaled with the bound falls with it: the noise multiplier, and with it ε, stay what they
+    are for a fixed bound. That is why the schedule may not look at the data.
 
     Parameters
     ----------
@@ -118,8 +126,8 @@ class DecayingClip(Clip):
 
     Notes
     -----
-    Source: Fed-CDP, section VII, "Fed-CDP(decay)": linear, from 6 to 2 in 100 rounds. The other two kinds are those
-    of Fed-αCDP, section 5.3, which has them for σ.
+    Source: Fed-CDP, section VII, "Fed-CDP(decay)": linear, from 6 to 2 in 100 rounds. The other two
+    kinds are those of Fed-αCDP, section 5.3, which has them for σ.
 
     Examples
     --------
@@ -137,7 +145,9 @@ class DecayingClip(Clip):
         super().__post_init__()
         one_of(DECAYS, kind=self.kind)
         if self.end > self.clip_norm:
-            raise InputError(f"end = {self.end} is above clip_norm = {self.clip_norm}: a decay falls, so swap the two.")
+            raise InputError(
+                f"end = {self.end} is above clip_norm = {self.clip_norm}: a decay falls, so swap the two."
+            )
         self.bound()  # the schedule checks the rest
 
     def bound(self, round: int = 0) -> float:

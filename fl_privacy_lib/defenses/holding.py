@@ -22,8 +22,8 @@ class Holding:
         Clients that hold a given example, at most.
     repeats : int
         Times that one client holds a given example, at most.
-    largest_client : int or None
-        Examples of the largest client; None: all are equal. Only the client level under Poisson batches needs it.
+    largest_client : int or None Examples of the largest client; None: all are equal. Only the
+        client level under Poisson batches needs it.
     coordinates : int or None
         d, of an update. Only a locally private report needs it, whose exact ε may depend on d.
 
@@ -45,7 +45,9 @@ class Holding:
         for name in ("examples", "client_size", "tensors", "holders", "repeats"):
             whole_number(1, **{name: getattr(self, name)})
         if self.repeats > self.client_size:
-            raise InputError(f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it.")
+            raise InputError(
+                f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it."
+            )
 
     @classmethod
     def of(cls, partition: Partition, tensors: int) -> "Holding":

@@ -29,7 +29,11 @@ def leading(defense: Route, tap: str) -> list[Rule]:
 
 def noisy(defense: Route, tap: str) -> list[Rule]:
     """Return the leading rules that add noise scaled with a level, not of a fixed size."""
-    return [(place, says) for place, says in leading(defense, tap) if says.noise and says.noise.level != "fixed"]
+    return [
+        (place, says)
+        for place, says in leading(defense, tap)
+        if says.noise and says.noise.level != "fixed"
+    ]
 
 
 def counting(defense: Route, tap: str) -> Rule | None:
@@ -61,9 +65,8 @@ def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reaso
     ----------
     defense : Defense
     tap : {'example', 'batch', 'update', 'received', 'aggregate'}
-    sensitivity : {'bound', 'l2_max', 'median'} or None
-        What the noise is scaled with: a bound known beforehand, or the largest or median norm in the batch itself.
-        None: as the stages declare.
+    sensitivity : {'bound', 'l2_max', 'median'} or None What the noise is scaled with: a bound known
+        beforehand, or the largest or median norm in the batch itself. None: as the stages declare.
     """
     one_of(TAPS, tap=tap)
     if (why := silent(defense, tap)) is not None:
@@ -76,11 +79,16 @@ def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reaso
         return reasons[0]
     counts = counting(defense, tap)
     if counts is not None and not counts[1].count_scale:
-        return "the counts are clear", "the counts that its bound follows are released without noise: ε = ∞."
+        return (
+            "the counts are clear",
+            "the counts that its bound follows are released without noise: ε = ∞.",
+        )
     return None
 
 
-def uncovered(defense: Route, tap: str, place: str, sensitivity: str | None = None) -> Reason | None:
+def uncovered(
+    defense: Route, tap: str, place: str, sensitivity: str | None = None
+) -> Reason | None:
     """Return why the noise at one place covers nothing, or None if it does by itself; parameters as in `unbounded`."""
     local = place in _LOCAL
     for _, says in (rule for rule in noisy(defense, tap) if (rule[0] in _LOCAL) == local):
@@ -96,19 +104,33 @@ def uncovered(defense: Route, tap: str, place: str, sensitivity: str | None = No
             )
     first = defense.parts(place)[0]
     if first.says is None or first.says.clip is None:
-        return "no clipping", f"the noise of {first.name} covers no bound, since it clips nothing: ε = ∞."
+        return (
+            "no clipping",
+            f"the noise of {first.name} covers no bound, since it clips nothing: ε = ∞.",
+        )
     return _not_clipped(defense, first.says) if place == "per_batch" else None
 
 
 def _not_clipped(defense: Route, late: Declaration) -> Reason | None:
     """Return why noise on the batch mean covers nothing, or None where every example's gradient keeps to its bound."""
-    first, *rest = [part.says or Declaration() for part in defense.parts("per_example")] or [Declaration()]
+    first, *rest = [part.says or Declaration() for part in defense.parts("per_example")] or [
+        Declaration()
+    ]
     if first.clip is None:
-        return "no clipping", "the noise covers no bound, since no example's gradient is clipped: ε = ∞."
+        return (
+            "no clipping",
+            "the noise covers no bound, since no example's gradient is clipped: ε = ∞.",
+        )
     if first.rule != late.rule:
-        return "two bounds", "the bound that clips an example is not the one that the noise is scaled with: ε = ∞."
+        return (
+            "two bounds",
+            "the bound that clips an example is not the one that the noise is scaled with: ε = ∞.",
+        )
     if rest and (first.noise is not None or not all(says.shrinks for says in rest)):
-        return "no bound after clipping", "what follows the clipping may enlarge what was clipped: ε = ∞."
+        return (
+            "no bound after clipping",
+            "what follows the clipping may enlarge what was clipped: ε = ∞.",
+        )
     return None
 
 
@@ -119,4 +141,7 @@ def _no_noise(defense: Route, tap: str) -> Reason:
             f"the noise that {defense.name} adds is a fixed number for each coordinate, and nothing limits what one "
             "example can change: ε = ∞.",
         )
-    return "no noise before the tap", f"nothing that {defense.name} adds stands before the tap '{tap}': ε = ∞."
+    return (
+        "no noise before the tap",
+        f"nothing that {defense.name} adds stands before the tap '{tap}': ε = ∞.",
+    )

@@ -27,26 +27,31 @@ def non_private() -> Defense:
 
 
 def fed_sdp(
-    noise_at: str = "client", *, clip_norm: float = 4.0, noise_scale: float = 6.0, participants: int | None = None
+    noise_at: str = "client",
+    *,
+    clip_norm: float = 4.0,
+    noise_scale: float = 6.0,
+    participants: int | None = None,
 ) -> Defense:
     """Return Fed-SDP: each client's update is clipped and noised once a round.
 
     Parameters
     ----------
-    noise_at : {'client', 'server'}
-        'client' fills per_client: types 0 and 1 read a noisy update. 'server' fills on_arrival: what leaves the
-        client is the raw update, so type 1, and a server that reads before it adds noise, see it in clear.
-        Neither touches ``example``: a type-2 adversary reads exactly what it reads without any defence.
+    noise_at : {'client', 'server'} 'client' fills per_client: types 0 and 1 read a noisy update.
+        'server' fills on_arrival: what leaves the client is the raw update, so type 1, and a server
+        that reads before it adds noise, see it in clear. Neither touches ``example``: a type-2
+        adversary reads exactly what it reads without any defence.
     clip_norm : float, > 0, C, per tensor of the update
     noise_scale : float, ≥ 0, σ
-    participants : int or None
-        None: standard deviation σC on each update, σC/√K_t on their mean (Fed-CDP paper, Algorithm 1). K_t: σC/√K_t on
-        each update, σC/K_t on the mean (the released code's scaling).
+    participants : int or None None: standard deviation σC on each update, σC/√K_t on their mean
+        (Fed-CDP paper, Algorithm 1). K_t: σC/√K_t on each update, σC/K_t on the mean (the released
+        code's scaling).
 
     Notes
     -----
-    Guarantee: at most client level, for an adversary who sees noisy updates only. Noise at the server protects
-    against those who see its aggregate, not against the server. Source: Fed-CDP, Algorithm 1.
+    Guarantee: at most client level, for an adversary who sees noisy updates only. Noise at the
+    server protects against those who see its aggregate, not against the server. Source: Fed-CDP,
+    Algorithm 1.
     """
     one_of(["client", "server"], noise_at=noise_at)
     in_range(0, math.inf, noise_scale=noise_scale)
@@ -71,22 +76,22 @@ def fed_cdp(
 
     Parameters
     ----------
-    noise_at : {'example', 'batch'}
-        'example' (as printed): a type-2 adversary reads a clipped and noisy gradient. 'batch' (as coded, and
-        DP-SGD): the same adversary reads a clipped gradient *without noise*.
-    divide_by : {'sqrt_batch', 'batch', 'none'} or None
-        What divides σC on the batch mean, see `noise.mean_std`. None: 'sqrt_batch' at the example, 'batch' at
-        the batch. The guarantee of the released model depends on this number and on the clip alone, not on
-        where the noise enters; the type-2 adversary's view depends on `noise_at`.
+    noise_at : {'example', 'batch'} 'example' (as printed): a type-2 adversary reads a clipped and
+        noisy gradient. 'batch' (as coded, and DP-SGD): the same adversary reads a clipped gradient
+        *without noise*.
+    divide_by : {'sqrt_batch', 'batch', 'none'} or None What divides σC on the batch mean, see
+        `noise.mean_std`. None: 'sqrt_batch' at the example, 'batch' at the batch. The guarantee of
+        the released model depends on this number and on the clip alone, not on where the noise
+        enters; the type-2 adversary's view depends on `noise_at`.
     clip_norm : float, > 0, C
     noise_scale : float, ≥ 0, σ
-    scope : {'layer', 'all'}
-        'layer' as in the papers. Noise σC then protects M tensors that move by up to C√M together: the
-        Gaussian mechanism's multiplier is σ/√M, not σ.
+    scope : {'layer', 'all'} 'layer' as in the papers. Noise σC then protects M tensors that move by
+        up to C√M together: the Gaussian mechanism's multiplier is σ/√M, not σ.
 
     Notes
     -----
-    Guarantee: example level. Source: Fed-CDP, Algorithm 2; its released code; Fed-alphaCDP, Algorithm 1.
+    Guarantee: example level. Source: Fed-CDP, Algorithm 2; its released code; Fed-alphaCDP,
+    Algorithm 1.
 
     Examples
     --------
@@ -96,10 +101,14 @@ def fed_cdp(
     return _fed_cdp("fed_cdp", Clip(clip_norm, scope), noise_at, noise_scale, divide_by)
 
 
-def _fed_cdp(name: str, clip: Clip, noise_at: str, noise_scale: float, divide_by: str | None) -> Defense:
+def _fed_cdp(
+    name: str, clip: Clip, noise_at: str, noise_scale: float, divide_by: str | None
+) -> Defense:
     one_of(["example", "batch"], noise_at=noise_at)
     if noise_at == "example":
-        return Defense(f"{name}_example", per_example=PerExample(clip, noise_scale, divide_by or "sqrt_batch"))
+        return Defense(
+            f"{name}_example", per_example=PerExample(clip, noise_scale, divide_by or "sqrt_batch")
+        )
     noise = BatchNoise(clip, noise_scale, divide_by or "batch")
     return Defense(f"{name}_batch", per_example=PerExample(clip), per_batch=noise)
 
@@ -125,8 +134,8 @@ def fed_cdp_decay(
 
     Notes
     -----
-    Guarantee: that of `fed_cdp` with the same σ, since bound and noise fall together and by a schedule without data.
-    Source: Fed-CDP, section VII, linear from 6 to 2 in 100 rounds.
+    Guarantee: that of `fed_cdp` with the same σ, since bound and noise fall together and by a
+    schedule without data. Source: Fed-CDP, section VII, linear from 6 to 2 in 100 rounds.
 
     Examples
     --------
@@ -149,22 +158,22 @@ def fed_alpha_cdp(
 
     Parameters
     ----------
-    reading : {'example', 'batch', 'code'}
-        'example' (section 5.2): σS on each example, σS/√B on the mean. 'batch' (Algorithm 1): σS on the batch mean,
-        undivided; a type-2 adversary reads a clipped gradient *without noise*. 'code' (the released script): as
-        'batch', with S the mean of the examples' largest tensor norms, each at least 0.1, and σS/B; `clip_norm` and
-        `scope` are then the code's own, 32 by tensor, which hardly ever clips.
+    reading : {'example', 'batch', 'code'} 'example' (section 5.2): σS on each example, σS/√B on the
+        mean. 'batch' (Algorithm 1): σS on the batch mean, undivided; a type-2 adversary reads a
+        clipped gradient *without noise*. 'code' (the released script): as 'batch', with S the mean
+        of the examples' largest tensor norms, each at least 0.1, and σS/B; `clip_norm` and `scope`
+        are then the code's own, 32 by tensor, which hardly ever clips.
     clip_norm : float, > 0, C, so that S ≤ C; or None: nothing is clipped
     noise_scale : float, ≥ 0, σ
-    divide_by : {'sqrt_batch', 'batch', 'none'} or None
-        None: as the reading says. 'batch' with 'sqrt_batch' has the law of 'example' at every tap but the example's,
-        and takes the fast engine.
+    divide_by : {'sqrt_batch', 'batch', 'none'} or None None: as the reading says. 'batch' with
+        'sqrt_batch' has the distribution of 'example' at every tap but the example's, and takes the
+        fast engine.
     scope : {'layer', 'all'}, of the clip
 
     Notes
     -----
-    Guarantee: none, see `LargestNorm`. The papers' ε counts σ as if S were a bound. Source: Fed-αCDP, section 5.2
-    and Algorithm 1; its released code.
+    Guarantee: none, see `LargestNorm`. The papers' ε counts σ as if S were a bound. Source:
+    Fed-αCDP, section 5.2 and Algorithm 1; its released code.
     """
     one_of(["example", "batch", "code"], reading=reading)
     clip = None if clip_norm is None else Clip(clip_norm, scope)
@@ -172,12 +181,18 @@ def fed_alpha_cdp(
     name = f"fed_alpha_cdp_{reading}"
     if reading == "example":
         return Defense(name, per_example=AdaptiveClip(rule, noise_scale, divide_by or "sqrt_batch"))
-    noise = AdaptiveNoise(rule, noise_scale, divide_by or {"batch": "none", "code": "batch"}[reading])
+    noise = AdaptiveNoise(
+        rule, noise_scale, divide_by or {"batch": "none", "code": "batch"}[reading]
+    )
     return Defense(name, per_example=PerExample(rule.clip), per_batch=noise)
 
 
 def median_clipped(
-    noise_at: str = "example", *, noise_scale: float = 6.0, divide_by: str | None = None, scope: str = "layer"
+    noise_at: str = "example",
+    *,
+    noise_scale: float = 6.0,
+    divide_by: str | None = None,
+    scope: str = "layer",
 ) -> Defense:
     """Return Fed-CDP with the bound C that the paper suggests: the median of the batch's own norms.
 
@@ -187,13 +202,16 @@ def median_clipped(
 
     Notes
     -----
-    Guarantee: none. The bound is read off private data and shows in the noise, see `MedianNorm`. Source: Fed-CDP,
-    section IV-C.
+    Guarantee: none. The bound is read off private data and shows in the noise, see `MedianNorm`.
+    Source: Fed-CDP, section IV-C.
     """
     one_of(["example", "batch"], noise_at=noise_at)
     rule = MedianNorm(scope)
     if noise_at == "example":
-        return Defense("median_clip_example", per_example=AdaptiveClip(rule, noise_scale, divide_by or "sqrt_batch"))
+        return Defense(
+            "median_clip_example",
+            per_example=AdaptiveClip(rule, noise_scale, divide_by or "sqrt_batch"),
+        )
     noise = AdaptiveNoise(rule, noise_scale, divide_by or "batch")
     return Defense("median_clip_batch", per_example=AdaptiveClip(rule), per_batch=noise)
 
@@ -212,9 +230,8 @@ def quantile_clipped(
 
     Parameters
     ----------
-    at : {'per_example', 'per_client', 'on_arrival'}
-        What is clipped: examples, with noise σC_t/B on the batch mean; or updates, with noise σC_t on each, at the
-        client or at the server.
+    at : {'per_example', 'per_client', 'on_arrival'} What is clipped: examples, with noise σC_t/B on
+        the batch mean; or updates, with noise σC_t on each, at the client or at the server.
     clip_norm : float, > 0, C_0, the bound of round 0
     noise_scale : float, ≥ 0, σ
     target, rate, count_scale : see `QuantileNorm`
@@ -222,34 +239,45 @@ def quantile_clipped(
 
     Notes
     -----
-    Guarantee: example level ('per_example'), or at most client level, of gradients and counts together:
-    1/z² = 1/z_gradients² + 1/z_counts², which `Defense.events` puts into one event. Source: Andrew et al. (2021), with
-    noise on every client's own counts; σ and C_0 as in Fed-αCDP, Table 10.
+    Guarantee: example level ('per_example'), or at most client level, of gradients and counts
+    together: 1/z² = 1/z_gradients² + 1/z_counts², which `Defense.events` puts into one event.
+    Source: Andrew et al. (2021), with noise on every client's own counts; σ and C_0 as in Fed-αCDP,
+    Table 10.
     """
     one_of(["per_example", "per_client", "on_arrival"], at=at)
     rule = QuantileNorm(Clip(clip_norm, scope), target, rate, count_scale)
     if at == "per_example":
-        stages: dict[str, Any] = {"per_example": AdaptiveClip(rule), "per_batch": AdaptiveNoise(rule, noise_scale)}
+        stages: dict[str, Any] = {
+            "per_example": AdaptiveClip(rule),
+            "per_batch": AdaptiveNoise(rule, noise_scale),
+        }
     else:
         stages = {at: AdaptiveUpdate(rule, noise_scale)}
     return Defense("quantile_clip", **stages, on_aggregate=rule, initial_state=rule.start)
 
 
 def adaclip(
-    *, clip_norm: float = 4.0, noise_scale: float = 6.0, divide_by: str = "batch", scope: str = "all", **moments: float
+    *,
+    clip_norm: float = 4.0,
+    noise_scale: float = 6.0,
+    divide_by: str = "batch",
+    scope: str = "all",
+    **moments: float,
 ) -> Defense:
     """Return AdaClip: coordinates are centred and scaled before clipping, by moments of the noisy means before.
 
     Parameters
     ----------
     clip_norm, scope : see `AdaClip`; the first iteration of a participation clips to C_0
-    noise_scale, divide_by : as in `fed_cdp`; the noise is on the batch mean, so a type-2 adversary reads none
+    noise_scale, divide_by : as in `fed_cdp`; the noise is on the batch mean, so a type-2 adversary
+        reads none
     moments : mean_decay, spread_decay, floor, ceiling of `AdaClip`
 
     Notes
     -----
-    Guarantee: example level, that of a clip to norm 1 at twice the sensitivity, under both relations, because of the
-    centring. Source: Pichapati et al. (2019); σ and C_0 as in Fed-αCDP, Table 10.
+    Guarantee: example level, that of a clip to norm 1 at twice the sensitivity, under both
+    relations, because of the centring. Source: Pichapati et al. (2019); σ and C_0 as in Fed-αCDP,
+    Table 10.
     """
     rule = AdaClip(clip_norm, scope, **moments)
     noise = AdaClipNoise(rule, noise_scale, divide_by)
@@ -282,9 +310,10 @@ def pruned(
 
     Notes
     -----
-    Guarantee: none of its own. After a noisy stage it is computed from what is released and costs nothing. Of noisy
-    examples that are pruned one by one, each is counted with its own noise alone: their mean is no longer a mean plus
-    the noise of them all. Source: Fed-αCDP, section 4.1 and Fig. 3 (10 and 90 %); Fed-CDP, Fig. 5 (0 to 90 %).
+    Guarantee: none of its own. After a noisy stage it is computed from what is released and costs
+    nothing. Of noisy examples that are pruned one by one, each is counted with its own noise alone:
+    their mean is no longer a mean plus the noise of them all. Source: Fed-αCDP, section 4.1 and
+    Fig. 3 (10 and 90 %); Fed-CDP, Fig. 5 (0 to 90 %).
     """
     return _after(defense, at, "gradient_compression", Pruned(fraction, scope, _leading(at)))
 
@@ -308,26 +337,33 @@ def dssgd(
 
     Notes
     -----
-    Guarantee: none for an example or a client; Fed-αCDP says so of the noisy variant, too. Source: Shokri and Shmatikov
-    (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor the noise.
+    Guarantee: none for an example or a client; Fed-αCDP says so of the noisy variant, too. Source:
+    Shokri and Shmatikov (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor
+    the noise.
     """
-    return _after(defense, at, "dssgd", Selective(share, threshold, std, limit, scope, _leading(at)))
+    return _after(
+        defense, at, "dssgd", Selective(share, threshold, std, limit, scope, _leading(at))
+    )
 
 
 def random_noise(
-    std: float, law: str = "gaussian", at: str = "per_client", *, defense: Defense | None = None
+    std: float,
+    distribution: str = "gaussian",
+    at: str = "per_client",
+    *,
+    defense: Defense | None = None,
 ) -> Defense:
     """Return noise of a fixed standard deviation for each coordinate, whatever the gradient's size.
 
     Parameters
     ----------
-    std, law : see `RandomNoise`
+    std, distribution : see `RandomNoise`
     at, defense : as in `pruned`
 
     Notes
     -----
-    Guarantee: none, since nothing bounds what one example can change. Source: Fed-αCDP, section 4.2 and Fig. 3, at
-    0.001 and 0.01.
+    Guarantee: none, since nothing bounds what one example can change. Source: Fed-αCDP, section 4.2
+    and Fig. 3, at 0.001 and 0.01.
     """
     _leading(at)
-    return _after(defense, at, "random_noise", RandomNoise(std, law))
+    return _after(defense, at, "random_noise", RandomNoise(std, distribution))

@@ -33,7 +33,11 @@ def mean_std(noise_scale: float, bound: float, batch_size: int, divide_by: str) 
     [10.73, 4.8, 24.0]
     """
     one_of(DIVISORS, divide_by=divide_by)
-    return noise_scale * bound / {"sqrt_batch": math.sqrt(batch_size), "batch": batch_size, "none": 1}[divide_by]
+    return (
+        noise_scale
+        * bound
+        / {"sqrt_batch": math.sqrt(batch_size), "batch": batch_size, "none": 1}[divide_by]
+    )
 
 
 def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
@@ -49,7 +53,9 @@ def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
 
 
 def draws(
-    like: Gradient, generators: Sequence[torch.Generator], draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+    like: Gradient,
+    generators: Sequence[torch.Generator],
+    draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor],
 ) -> Gradient:
     """Return random tensors of the shapes of `like` [clients, …], each row drawn from its client's own generator.
 
@@ -76,10 +82,12 @@ def normal(row: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def laplace(row: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the Laplace law of mean 0 and variance 1, scale b = 1/√2, in the shape of a row."""
-    # a difference of two exponential draws: no logarithm that a uniform draw of 0 could make infinite
+    """Return the Laplace distribution of mean 0 and variance 1, scale b = 1/√2, in the shape of a row."""
+    # a difference of two exponential draws: no logarithm that a uniform draw of 0 could make
+    # infinite
     one, other = (
-        torch.empty(row.shape, device=row.device, dtype=row.dtype).exponential_(generator=generator) for _ in range(2)
+        torch.empty(row.shape, device=row.device, dtype=row.dtype).exponential_(generator=generator)
+        for _ in range(2)
     )
     return (one - other) / math.sqrt(2)
 
@@ -95,20 +103,24 @@ def add_noise(
     Parameters
     ----------
     values : tensors [clients, …]
-    std : standard deviation, ≥ 0
-        A number for all; at 0 the values are returned as they are. Or tensors by the same names, [clients] or of the
-        values' own shape.
+    std : standard deviation, ≥ 0 A number for all; at 0 the values are returned as they are. Or
+        tensors by the same names, [clients] or of the values' own shape.
     generators : one for each client, in the order of the leading axis
-    draw : the law, scaled to variance 1
+    draw : the distribution, scaled to variance 1
     """
     if not isinstance(std, dict):
         if std == 0:
             return values
-        return {name: values[name] + std * noise for name, noise in draws(values, generators, draw).items()}
+        return {
+            name: values[name] + std * noise
+            for name, noise in draws(values, generators, draw).items()
+        }
     noise = scaled(draws(values, generators, draw), std)
     return {name: value + noise[name] for name, value in values.items()}
 
 
-def add_gaussian(values: Gradient, std: float | Gradient, generators: Sequence[torch.Generator]) -> Gradient:
+def add_gaussian(
+    values: Gradient, std: float | Gradient, generators: Sequence[torch.Generator]
+) -> Gradient:
     """Return values plus independent N(0, std²) in every coordinate; see `add_noise`."""
     return add_noise(values, std, generators)

@@ -1,6 +1,7 @@
 """Perturbed vectors: all coordinates under one ε (flat), or those of a random projection (compressed).
 
-The mechanisms for one number, which both are built from, stand in `values` and are offered here as well.
+The mechanisms for one number, which both are built from, stand in `values` and are offered here as
+well.
 """
 
 import math
@@ -25,7 +26,16 @@ from fl_privacy_lib.defenses.values import (
     uniform,
 )
 
-__all__ = ["Compressed", "Duchi", "Flat", "Hybrid", "Laplace", "Perturbation", "Piecewise", "random_projection"]
+__all__ = [
+    "Compressed",
+    "Duchi",
+    "Flat",
+    "Hybrid",
+    "Laplace",
+    "Perturbation",
+    "Piecewise",
+    "random_projection",
+]
 
 
 FLAT_READINGS = ("calibrated", "published")
@@ -37,9 +47,9 @@ class Flat:
 
     Parameters
     ----------
-    mechanism : type
-        Duchi: its own mechanism for vectors, every output ±B. Laplace: ε/d a coordinate. Piecewise, Hybrid, or
-        another: `sampled` coordinates are drawn, perturbed with ε/sampled each, and multiplied by d/sampled.
+    mechanism : type Duchi: its own mechanism for vectors, every output ±B. Laplace: ε/d a
+        coordinate. Piecewise, Hybrid, or another: `sampled` coordinates are drawn, perturbed with
+        ε/sampled each, and multiplied by d/sampled.
     epsilon : float, > 0
     d : int, ≥ 1
     scaled : bool
@@ -50,11 +60,12 @@ class Flat:
 
     Notes
     -----
-    Duchi's vectors: round t to v ∈ {-1, 1}^d without bias, then draw s ∈ {-1, 1}^d, uniform among s·v ≥ 0 with
-    probability e^ε/(e^ε + 1), else among s·v ≤ 0. With an even d, s·v = 0 is in both halves and is e^ε + 1 times as
-    likely as a vector of the losing half: exactly ln(1 + e^ε)-LDP. Calibrated, such an s is as likely as one of the
-    losing half, which is the repair of Nguyên et al. (2016) but for the name of the half. Source: Wang et al.
-    (ICDE 2019), Algorithms 3 and 4; Duchi, Jordan and Wainwright (2018).
+    Duchi's vectors: round t to v ∈ {-1, 1}^d without bias, then draw s ∈ {-1, 1}^d, uniform among
+    s·v ≥ 0 with probability e^ε/(e^ε + 1), else among s·v ≤ 0. With an even d, s·v = 0 is in both
+    halves and is e^ε + 1 times as likely as a vector of the losing half: exactly ln(1 + e^ε)-LDP.
+    Calibrated, such an s is as likely as one of the losing half, which is the repair of Nguyên et
+    al. (2016) but for the name of the half. Source: Wang et al. (ICDE 2019), Algorithms 3 and 4;
+    Duchi, Jordan and Wainwright (2018).
 
     Examples
     --------
@@ -80,12 +91,18 @@ class Flat:
         if self.d < 1:
             raise InputError(f"d = {self.d} must be at least 1: the number of coordinates.")
         if not self.scaled and self.mechanism in self._TOGETHER:
-            raise InputError(f"scaled = False: {self.mechanism.__name__} sends all coordinates and has no factor d.")
+            raise InputError(
+                f"scaled = False: {self.mechanism.__name__} sends all coordinates and has no factor d."
+            )
 
     @property
     def sampled(self) -> int:
         """Return how many coordinates a client sends: max(1, min(d, ⌊ε/2.5⌋)), or all d."""
-        return self.d if self.mechanism in self._TOGETHER else max(1, min(self.d, math.floor(self.epsilon / 2.5)))
+        return (
+            self.d
+            if self.mechanism in self._TOGETHER
+            else max(1, min(self.d, math.floor(self.epsilon / 2.5)))
+        )
 
     @property
     def inner(self) -> Perturbation:
@@ -100,12 +117,19 @@ class Flat:
     def __call__(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Return perturbed vectors [n, d] for values [n, d], in their type; see `Perturbation` for errors."""
         if values.dim() != 2 or values.shape[1] != self.d:
-            raise InputError(f"values have shape {list(values.shape)}: give one row per client, [n, {self.d}].")
+            raise InputError(
+                f"values have shape {list(values.shape)}: give one row per client, [n, {self.d}]."
+            )
         if self.mechanism is Duchi:
-            return self._signs(inside(values, self.outside), generator).to(values.dtype) * self.output_bound()
+            return (
+                self._signs(inside(values, self.outside), generator).to(values.dtype)
+                * self.output_bound()
+            )
         if self.sampled == self.d:
             return self.inner(values, generator)
-        columns = uniform(values, generator).topk(self.sampled, dim=1).indices  # [n, sampled], a uniform subset
+        columns = (
+            uniform(values, generator).topk(self.sampled, dim=1).indices
+        )  # [n, sampled], a uniform subset
         sent = self.inner(inside(values, self.outside).gather(1, columns), generator) * self.factor
         return torch.zeros_like(values).scatter(1, columns, sent.to(values.dtype))
 
@@ -115,7 +139,9 @@ class Flat:
         if self.mechanism is Duchi:
             return self.output_bound() ** 2 - t**2
         sent = self.sampled / self.d
-        return self.factor**2 * sent * (self.inner.variance(t) + t**2) - (self.factor * sent * t) ** 2
+        return (
+            self.factor**2 * sent * (self.inner.variance(t) + t**2) - (self.factor * sent * t) ** 2
+        )
 
     def output_bound(self) -> float:
         """Return the largest |output| of a coordinate; Duchi's B."""
@@ -123,7 +149,9 @@ class Flat:
             return self.factor * self.inner.output_bound()
         won, drawn, lost = self.weights()
         tie = self._tie_share
-        agreeing = math.comb(self.d - 1, self.d // 2) / 2**self.d  # Σ s_j v_j over the winning half, over 2^d
+        agreeing = (
+            math.comb(self.d - 1, self.d // 2) / 2**self.d
+        )  # Σ s_j v_j over the winning half, over 2^d
         return ((won + lost) * (1 - tie) / 2 + drawn * tie) / ((won - lost) * agreeing)
 
     def weights(self) -> tuple[float, float, float]:
@@ -140,21 +168,28 @@ class Flat:
         won, drawn, lost = self.weights()
         rounded = torch.where(uniform(values, generator) < (1 + values) / 2, 1, -1)  # v
         mean = (won + lost) / 2  # of an s and its opposite
-        keep_tie, keep_other = min(1.0, drawn / mean), min(1.0, mean / drawn) if self._tie_share else 1.0
+        keep_tie, keep_other = (
+            min(1.0, drawn / mean),
+            min(1.0, mean / drawn) if self._tie_share else 1.0,
+        )
         agree = torch.empty_like(rounded)
         pending = torch.arange(len(values), device=values.device)
         while len(pending):
             shape = (len(pending), self.d)
             coins = 2 * torch.randint(0, 2, shape, generator=generator, device=values.device) - 1
             balance = coins.sum(1)
-            keep, turn = torch.rand(2, len(pending), generator=generator, device=values.device, dtype=torch.float64)
+            keep, turn = torch.rand(
+                2, len(pending), generator=generator, device=values.device, dtype=torch.float64
+            )
             wins = torch.where(turn < won / (won + lost), 1, -1)
             agree[pending] = coins * torch.where(balance == 0, 1, balance.sign() * wins)[:, None]
             pending = pending[keep >= torch.where(balance == 0, keep_tie, keep_other)]
         return rounded * agree
 
 
-def random_projection(d: int, q: int, generator: torch.Generator, variance: float | None = None) -> torch.Tensor:
+def random_projection(
+    d: int, q: int, generator: torch.Generator, variance: float | None = None
+) -> torch.Tensor:
     """Return a public matrix [q, d] of independent N(0, variance).
 
     Parameters
@@ -177,15 +212,15 @@ class Compressed:
 
     Parameters
     ----------
-    inner : Flat
-        With d = q. Projected values can leave [-1, 1] although no value did: say ``outside='clip'`` there.
+    inner : Flat With d = q. Projected values can leave [-1, 1] although no value did: say
+        ``outside='clip'`` there.
     projection : tensor [q, d], see `random_projection`
 
     Notes
     -----
-    Where nothing is clipped the mean is the value's projection onto the matrix's q rows, not the value: that is the
-    recovery error. The matrix is public, so ε is the inner one's. Source: FedSel, Section 3.1, after Shin et al.
-    (2018).
+    Where nothing is clipped the mean is the value's projection onto the matrix's q rows, not the
+    value: that is the recovery error. The matrix is public, so ε is the inner one's. Source:
+    FedSel, Section 3.1, after Shin et al. (2018).
     """
 
     inner: Flat
@@ -194,7 +229,9 @@ class Compressed:
     def __post_init__(self) -> None:
         shape = list(self.projection.shape)
         if len(shape) != 2 or shape[0] != self.inner.d:
-            raise InputError(f"projection has shape {shape}: it needs as many rows as the inner d = {self.inner.d}.")
+            raise InputError(
+                f"projection has shape {shape}: it needs as many rows as the inner d = {self.inner.d}."
+            )
 
     @cached_property
     def inverse(self) -> torch.Tensor:

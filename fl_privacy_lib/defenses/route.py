@@ -3,10 +3,10 @@
     example ──▶ batch ──▶ update ──▶ received ──▶ aggregate        taps, each after its stage
     per_example per_batch per_client on_arrival   on_aggregate     stages
 
-The first three stages run at the client, the last two at the server. Every defence of the five papers is a
-filling of these stages, and every adversary reads one tap: type 2 is ``example``, type 1 ``update``, type 0
-``received``. A server that is curious before it adds its noise reads ``update`` as well.
-Taught in notebook 01.
+The first three stages run at the client, the last two at the server. Every defence of the five
+papers is a filling of these stages, and every adversary reads one tap: type 2 is ``example``, type
+1 ``update``, type 0 ``received``. A server that is curious before it adds its noise reads
+``update`` as well. Taught in notebook 01.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,18 @@ from fl_privacy_lib.defenses.stage import (
 from fl_privacy_lib.sampling import Plan
 
 __all__ = [
-    "STAGES", "TAPS", "THREAT_TYPES", "BatchNoise", "ClientContext", "ClipAndNoiseUpdate", "Context", "Defense",
-    "PerExample", "Stage", "Then",
-]  # fmt: skip
+    "STAGES",
+    "TAPS",
+    "THREAT_TYPES",
+    "BatchNoise",
+    "ClientContext",
+    "ClipAndNoiseUpdate",
+    "Context",
+    "Defense",
+    "PerExample",
+    "Stage",
+    "Then",
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,9 @@ class PerExample(Stage):
         in_range(0, float("inf"), noise_scale=self.noise_scale)
         one_of(DIVISORS, divide_by=self.divide_by)
         if self.noise_scale and self.clip is None:
-            raise InputError(f"noise_scale = {self.noise_scale} needs a bound to scale with: give a clip.")
+            raise InputError(
+                f"noise_scale = {self.noise_scale} needs a bound to scale with: give a clip."
+            )
 
     def declare(self) -> Declaration:
         """Return the clip and the noise per example."""
@@ -77,7 +88,10 @@ class PerExample(Stage):
         """
         if self.clip is None or not self.noise_scale:
             return 0.0
-        return mean_std(self.noise_scale, self.clip.bound(round), batch_size, self.divide_by) * batch_size**0.5
+        return (
+            mean_std(self.noise_scale, self.clip.bound(round), batch_size, self.divide_by)
+            * batch_size**0.5
+        )
 
     def __call__(self, gradients: Gradient, ctx: ClientContext) -> Gradient:
         """Return example gradients [clients, batch, …] clipped and noised one by one."""
@@ -102,7 +116,10 @@ class BatchNoise(Stage):
 
     def declare(self) -> Declaration:
         """Return the noise, and the bound that it is scaled with."""
-        return Declaration(self.clip, Noise(self.noise_scale, divide_by=self.divide_by) if self.noise_scale else None)
+        return Declaration(
+            self.clip,
+            Noise(self.noise_scale, divide_by=self.divide_by) if self.noise_scale else None,
+        )
 
     def noiseless(self) -> "BatchNoise":
         """Return the stage that adds nothing."""
@@ -127,7 +144,9 @@ class ClipAndNoiseUpdate(Stage):
 
     def declare(self) -> Declaration:
         """Return the clip and the noise of an update."""
-        noise = Noise(self.noise_scale, factor=self.scale) if self.noise_scale * self.scale else None
+        noise = (
+            Noise(self.noise_scale, factor=self.scale) if self.noise_scale * self.scale else None
+        )
         return Declaration(self.clip, noise)
 
     def noiseless(self) -> "ClipAndNoiseUpdate":
@@ -137,7 +156,9 @@ class ClipAndNoiseUpdate(Stage):
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …], clipped and noised."""
         clipped = self.clip(values, leading=1, round=ctx.round)
-        return add_gaussian(clipped, self.noise_scale * self.clip.bound(ctx.round) * self.scale, ctx.generators)
+        return add_gaussian(
+            clipped, self.noise_scale * self.clip.bound(ctx.round) * self.scale, ctx.generators
+        )
 
 
 @dataclass(frozen=True)
@@ -174,10 +195,10 @@ class Defense:
     Parameters
     ----------
     name : str, as in the published tables where the method stands there
-    per_example : Stage or None
-        `PerExample` is data that an engine may fuse; any other rule takes whole gradients and the generic path.
-    per_batch, per_client, on_arrival, on_aggregate : Stage or None
-        Or any ``stage(values, ctx) -> values``; what is not a `Stage` runs, but has no proof and no noiseless form.
+    per_example : Stage or None `PerExample` is data that an engine may fuse; any other rule takes
+        whole gradients and the generic path.
+    per_batch, per_client, on_arrival, on_aggregate : Stage or None Or any ``stage(values, ctx) ->
+        values``; what is not a `Stage` runs, but has no proof and no noiseless form.
     begin_client : ``begin_client(ctx)`` or None, draws what one participation shares
     initial_state : ``initial_state() -> dict`` or None, the memory at round 0
     """
@@ -253,7 +274,9 @@ class Defense:
         InputError
             If a stage does not say what it is without its noise.
         """
-        stages: dict[str, Any] = {place: without_noise(stage, place) for place, stage in self._filled().items()}
+        stages: dict[str, Any] = {
+            place: without_noise(stage, place) for place, stage in self._filled().items()
+        }
         return replace(self, **stages)
 
     def _filled(self) -> dict[str, Any]:

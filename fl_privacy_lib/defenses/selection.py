@@ -1,8 +1,9 @@
 """Which one dimension a client speaks of: FedSel's three private selections, and two that are not private.
 
-Every law here depends on a dimension's *rank* among the scores alone, equal scores being ranked at random. So a draw
-has two steps: how important the dimension shall be, then which one it is. The laws are those of real numbers: a draw
-of 53 bits cannot show probabilities below 2⁻⁵³.
+Every distribution here depends on a dimension's *rank* among the scores alone, equal scores being
+ranked at random. So a draw has two steps: how important the dimension shall be, then which one it
+is. The distributions are those of real numbers: a draw of 53 bits cannot show probabilities below
+2⁻⁵³.
 """
 
 import math
@@ -21,31 +22,34 @@ from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole
 from fl_privacy_lib.accounting.events import Floats
 
 CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
-LARGEST_EPSILON = 500.0  # beyond it e^-ε is no number, and a law would read as if it hid nothing
+LARGEST_EPSILON = (
+    500.0  # beyond it e^-ε is no number, and a distribution would read as if it hid nothing
+)
 READINGS = ("e_eps", "e_half_eps", "calibrated")
 
 
 class Selection:
-    """What all selections share: ``select(scores, generator)`` and the law it draws from."""
+    """What all selections share: ``select(scores, generator)`` and the distribution it draws from."""
 
     name: ClassVar[str]
 
-    def rank_law(self, d: int) -> Floats:
+    def rank_probabilities(self, d: int) -> Floats:
         """Return P(the dimension of rank 1, …, d is chosen), and last P(none): float64 [d + 1]; d is the largest."""
         raise NotImplementedError
 
-    def law(self, given: npt.ArrayLike, d: int) -> Floats:
+    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
         """Return P(dimension 1, …, d is chosen) for one input, and last P(none): float64 [d + 1].
 
-        What is ``given`` [d] is what the selection sees of a client: for `Exponential` the ranks, a permutation of
-        1, …, d; for the top-k selections the status, 1 for the k largest scores and 0 for the others.
+        What is ``given`` [d] is what the selection sees of a client: for `Exponential` the ranks, a
+        permutation of 1, …, d; for the top-k selections the status, 1 for the k largest scores and
+        0 for the others.
         """
         raise NotImplementedError
 
-    def law_given(self, scores: npt.ArrayLike) -> Floats:
-        """Return the law for scores [d], as `law` does; equal scores share the probability of their ranks."""
+    def probabilities_given(self, scores: npt.ArrayLike) -> Floats:
+        """Return the probabilities for scores [d]; equal scores share those of their ranks."""
         values = np.asarray(scores, dtype=float)
-        by_rank = self.rank_law(len(values))
+        by_rank = self.rank_probabilities(len(values))
         _, level, size = np.unique(values, return_inverse=True, return_counts=True)
         shared = np.bincount(np.sort(level), weights=by_rank[:-1]) / size
         return np.append(shared[level], by_rank[-1])
@@ -55,20 +59,23 @@ class Selection:
 
         Parameters
         ----------
-        scores : [n, d], else InputError: finite; the larger, the more important (FedSel: |residual + gradient|)
+        scores : [n, d], else InputError: finite; the larger, the more important (FedSel: |residual
+            + gradient|)
         generator : on the scores' device
         """
         n, d = _shape(scores)
-        law = self.rank_law(d)
+        distribution = self.rank_probabilities(d)
         draws = torch.rand(2, n, generator=generator, device=scores.device, dtype=torch.float64)
         chosen = torch.empty(n, dtype=torch.int64, device=scores.device)
         step = max(1, CELLS // d)
         for start in range(0, n, step):
             rows = slice(start, start + step)
-            chosen[rows] = self._pick(scores[rows], law, draws[0, rows], draws[1, rows])
+            chosen[rows] = self._pick(scores[rows], distribution, draws[0, rows], draws[1, rows])
         return chosen
 
-    def _pick(self, scores: torch.Tensor, law: Floats, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def _pick(
+        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
+    ) -> torch.Tensor:
         raise NotImplementedError
 
 
@@ -82,12 +89,12 @@ class Exponential(Selection):
 
     Notes
     -----
-    Exactly ε-LDP: the normaliser is the same for every input, and ranks differ by at most d - 1. Source: FedSel,
-    Section 4.1, Lemma 1.
+    Exactly ε-LDP: the normaliser is the same for every input, and ranks differ by at most d - 1.
+    Source: FedSel, Section 4.1, Lemma 1.
 
     Examples
     --------
-    >>> Exponential(1.0).law([1, 3, 2], d=3).round(3)
+    >>> Exponential(1.0).probabilities([1, 3, 2], d=3).round(3)
     array([0.186, 0.506, 0.307, 0.   ])
     """
 
@@ -97,22 +104,26 @@ class Exponential(Selection):
     def __post_init__(self) -> None:
         _check_epsilon(self.epsilon)
 
-    def rank_law(self, d: int) -> Floats:
-        """Return the law by rank; see `Selection.rank_law`."""
+    def rank_probabilities(self, d: int) -> Floats:
+        """Return the distribution by rank; see `Selection.rank_probabilities`."""
         _check_dimensions(d)
         weights = np.exp(self.epsilon * (np.arange(1, d + 1) - d) / (d - 1))
         return np.append(weights / weights.sum(), 0.0)
 
-    def law(self, given: npt.ArrayLike, d: int) -> Floats:
-        """Return the law for ranks [d]; see `Selection.law`."""
+    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
+        """Return the distribution for ranks [d]; see `Selection.probabilities`."""
         ranks = np.asarray(given)
-        by_rank = self.rank_law(d)
+        by_rank = self.rank_probabilities(d)
         if not np.array_equal(np.sort(ranks), np.arange(1, d + 1)):
-            raise InputError(f"the ranks must be a permutation of 1, …, {d}: use law_given where scores are equal.")
+            raise InputError(
+                f"the ranks must be a permutation of 1, …, {d}: use probabilities_given where scores are equal."
+            )
         return np.append(by_rank[ranks - 1], 0.0)
 
-    def _pick(self, scores: torch.Tensor, law: Floats, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        below = torch.as_tensor(np.cumsum(law[:-1])[:-1], device=scores.device)  # [d - 1]
+    def _pick(
+        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
+    ) -> torch.Tensor:
+        below = torch.as_tensor(np.cumsum(distribution[:-1])[:-1], device=scores.device)  # [d - 1]
         rank = torch.searchsorted(below, first, right=True)  # [n], from 0
         value = _ascending(scores).gather(1, rank[:, None])  # [n, 1]
         return _one_of(scores == value, second)
@@ -123,31 +134,39 @@ class _Group(Selection):
 
     k: int
 
-    def _group_law(self, d: int) -> tuple[float, float, float]:
+    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
         """Return P(j) for a j in the top k, P(j) for another j, P(none)."""
         raise NotImplementedError
 
-    def rank_law(self, d: int) -> Floats:
-        """Return the law by rank; see `Selection.rank_law`."""
+    def rank_probabilities(self, d: int) -> Floats:
+        """Return the distribution by rank; see `Selection.rank_probabilities`."""
         _check_dimensions(d, self.k)
-        top, other, none = self._group_law(d)
+        top, other, none = self._group_probabilities(d)
         return np.concatenate([np.full(d - self.k, other), np.full(self.k, top), [none]])
 
-    def law(self, given: npt.ArrayLike, d: int) -> Floats:
-        """Return the law for a status [d] with k ones; see `Selection.law`."""
+    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
+        """Return the distribution for a status [d] with k ones; see `Selection.probabilities`."""
         status = np.asarray(given)
         _check_dimensions(d, self.k)
         if status.shape != (d,) or not np.isin(status, (0, 1)).all() or status.sum() != self.k:
-            raise InputError(f"the status must have d = {d} entries, k = {self.k} of them 1 and the others 0.")
-        top, other, none = self._group_law(d)
+            raise InputError(
+                f"the status must have d = {d} entries, k = {self.k} of them 1 and the others 0."
+            )
+        top, other, none = self._group_probabilities(d)
         return np.append(np.where(status == 1, top, other), none)
 
-    def _pick(self, scores: torch.Tensor, law: Floats, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def _pick(
+        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
+    ) -> torch.Tensor:
         d, k = scores.shape[1], self.k
-        none, other = law[-1], float((d - k) * law[0])
-        outside = (first >= none) & (first < none + other)  # [n]: the chosen one is not in the top k
+        none, other = distribution[-1], float((d - k) * distribution[0])
+        outside = (first >= none) & (
+            first < none + other
+        )  # [n]: the chosen one is not in the top k
         edge = _ascending(scores)[:, d - k : d - k + 1]  # [n, 1], the smallest score of the top k
-        clear = torch.where(outside[:, None], scores < edge, scores > edge)  # in the group whatever the order of ties
+        clear = torch.where(
+            outside[:, None], scores < edge, scores > edge
+        )  # in the group whatever the order of ties
         size = torch.where(outside, d - k, k)
         place, settled = second * size, clear.sum(1)
         tied = place >= settled
@@ -164,20 +183,20 @@ class PerturbedEncoding(_Group):
     ----------
     epsilon : float, in (0, 500]
     k : int, ≥ 1; the same for all clients, as P(none) shows the number of ones
-    reading : {'calibrated', 'e_eps', 'e_half_eps'}
-        'calibrated': the p with which the mechanism is exactly ε-LDP for the given d and k. The paper's p is lost; the
-        other two read it as e^ε/(1 + e^ε), or e^{ε/2}/(1 + e^{ε/2}).
+    reading : {'calibrated', 'e_eps', 'e_half_eps'} 'calibrated': the p with which the mechanism is
+        exactly ε-LDP for the given d and k. The paper's p is lost; the other two read it as e^ε/(1
+        + e^ε), or e^{ε/2}/(1 + e^{ε/2}).
 
     Notes
     -----
-    Read 'e_eps', it is *not* ε-LDP, against Lemma 2: that a bit is one removes a likely competitor in the draw
-    among the ones. Read 'e_half_eps', it is, with ε to spare. See `audit.selection_epsilon`. The paper flips d bits a
-    client; here the two outcomes "in the top k" and "none" are drawn from the law of their sum. Source: FedSel,
-    Section 4.1, Lemma 2.
+    Read 'e_eps', it is *not* ε-LDP, against Lemma 2: that a bit is one removes a likely competitor
+    in the draw among the ones. Read 'e_half_eps', it is, with ε to spare. See
+    `audit.selection_epsilon`. The paper flips d bits a client; here the two outcomes "in the top k"
+    and "none" are drawn from the distribution of their sum. Source: FedSel, Section 4.1, Lemma 2.
 
     Examples
     --------
-    >>> PerturbedEncoding(1.0, k=1, reading="e_eps").law([1, 0], d=2).round(4)
+    >>> PerturbedEncoding(1.0, k=1, reading="e_eps").probabilities([1, 0], d=2).round(4)
     array([0.6328, 0.1706, 0.1966])
     >>> round(PerturbedEncoding(1.0, k=12).keep_probability(123), 4)
     0.7287
@@ -203,8 +222,8 @@ class PerturbedEncoding(_Group):
         """Return p, in (1/2, 1)."""
         return float(expit(self.log_odds(d)))
 
-    def _group_law(self, d: int) -> tuple[float, float, float]:
-        return _encoding_law(self.log_odds(d), self.k, d)
+    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
+        return _encoding_probabilities(self.log_odds(d), self.k, d)
 
 
 @dataclass(frozen=True)
@@ -222,7 +241,7 @@ class PerturbedSampling(_Group):
 
     Examples
     --------
-    >>> PerturbedSampling(1.0, k=1).law([1, 0, 0], d=3).round(3)
+    >>> PerturbedSampling(1.0, k=1).probabilities([1, 0, 0], d=3).round(3)
     array([0.576, 0.212, 0.212, 0.   ])
     """
 
@@ -234,7 +253,7 @@ class PerturbedSampling(_Group):
         _check_epsilon(self.epsilon)
         whole_number(1, k=self.k)
 
-    def _group_law(self, d: int) -> tuple[float, float, float]:
+    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
         down = math.exp(-self.epsilon)
         top = 1 / (self.k + (d - self.k) * down)
         return top, top * down, 0.0
@@ -251,7 +270,7 @@ class TopK(_Group):
     def __post_init__(self) -> None:
         whole_number(1, k=self.k)
 
-    def _group_law(self, d: int) -> tuple[float, float, float]:
+    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
         return 1 / self.k, 0.0, 0.0
 
 
@@ -262,16 +281,18 @@ class RandomChoice(Selection):
     name: ClassVar[str] = "random"
     epsilon: ClassVar[float] = 0.0
 
-    def rank_law(self, d: int) -> Floats:
-        """Return the law by rank; see `Selection.rank_law`."""
+    def rank_probabilities(self, d: int) -> Floats:
+        """Return the distribution by rank; see `Selection.rank_probabilities`."""
         _check_dimensions(d)
         return np.append(np.full(d, 1 / d), 0.0)
 
-    def law(self, given: npt.ArrayLike, d: int) -> Floats:
-        """Return the law, the same for every input; see `Selection.law`."""
-        return self.rank_law(d)
+    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
+        """Return the distribution, the same for every input; see `Selection.probabilities`."""
+        return self.rank_probabilities(d)
 
-    def _pick(self, scores: torch.Tensor, law: Floats, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def _pick(
+        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
+    ) -> torch.Tensor:
         return (second * scores.shape[1]).long()
 
 
@@ -283,7 +304,9 @@ def _ascending(scores: torch.Tensor) -> torch.Tensor:
 def _one_of(mask: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Return one of the true columns [n] of mask [n, d]: the first at a draw of 0, the last towards 1."""
     count = mask.cumsum(1, dtype=torch.int32)
-    place = torch.minimum((draws * count[:, -1]).int() + 1, count[:, -1])  # rounding may not step past the last
+    place = torch.minimum(
+        (draws * count[:, -1]).int() + 1, count[:, -1]
+    )  # rounding may not step past the last
     return torch.searchsorted(count, place[:, None])[:, 0]
 
 
@@ -295,7 +318,7 @@ def _mean_inverse(ones: int, zeros: int, flip: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _encoding_law(log_odds: float, k: int, d: int) -> tuple[float, float, float]:
+def _encoding_probabilities(log_odds: float, k: int, d: int) -> tuple[float, float, float]:
     """Return PE's P(j) for a j in the top k, for another j, and P(none); the own bit is one, then W compete."""
     keep, flip = float(expit(log_odds)), float(expit(-log_odds))
     top = keep * _mean_inverse(k - 1, d - k, flip)
@@ -308,10 +331,12 @@ def _calibrated(epsilon: float, k: int, d: int) -> float:
     """Return the log-odds with which PE's exact ε is ``epsilon``."""
     _check_dimensions(d, k)
     if k == d:
-        raise InputError(f"k = d = {d} puts every dimension into the top k, which tells nothing: choose a smaller k.")
+        raise InputError(
+            f"k = d = {d} puts every dimension into the top k, which tells nothing: choose a smaller k."
+        )
 
     def excess(log_odds: float) -> float:
-        top, other, _ = _encoding_law(log_odds, k, d)
+        top, other, _ = _encoding_probabilities(log_odds, k, d)
         return math.log(top) - math.log(other) - epsilon
 
     return float(brentq(excess, 0.0, epsilon + min(epsilon, 1.0), xtol=1e-15))
@@ -326,13 +351,17 @@ def _check_dimensions(d: int, k: int = 1) -> None:
     if d < 2:
         raise InputError(f"d = {d} leaves nothing to select from: perturb the value alone.")
     if k > d:
-        raise InputError(f"k = {k} is more than the d = {d} dimensions there are: choose k between 1 and {d}.")
+        raise InputError(
+            f"k = {k} is more than the d = {d} dimensions there are: choose k between 1 and {d}."
+        )
 
 
 def _shape(scores: torch.Tensor) -> tuple[int, int]:
     """Return (n, d) of scores that can be ranked."""
     if scores.dim() != 2:
-        raise InputError(f"scores have shape {list(scores.shape)}: give one row per client, [n, d].")
+        raise InputError(
+            f"scores have shape {list(scores.shape)}: give one row per client, [n, d]."
+        )
     good = torch.isfinite(scores)
     if not good.all():
         row, column = (~good).nonzero()[0].tolist()

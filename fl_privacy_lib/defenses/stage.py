@@ -1,7 +1,7 @@
 """The contract of a stage: what it does to a gradient, and what it says of itself.
 
-Accounting, attacks and audits never look at a stage's fields. They read its `Declaration`, and they replay its
-`noiseless` form. What a stage does not say is not guessed: it gets no proof.
+Accounting, attacks and audits never look at a stage's fields. They read its `Declaration`, and they
+replay its `noiseless` form. What a stage does not say is not guessed: it gets no proof.
 """
 
 from abc import ABC, abstractmethod
@@ -30,8 +30,9 @@ class Context:
     round : int
     clients : ids, in the order of the values' leading axis
     weights : [clients], the weight of each client in the aggregate (sums to 1 over the round)
-    generators : one for each client, keyed by (seed, round, client); the server has one of its own, alone. Clients
-        that are simulated together (`federated.crowd`) share a single one. An attacker's replay has none.
+    generators : one for each client, keyed by (seed, round, client); the server has one of its own,
+        alone. Clients that are simulated together (`federated.reports`) share a single one. An
+        attacker's replay has none.
     state : the defence's memory between rounds
     reports : sums of side values, filled by `report` at the clients, read at the server
     """
@@ -67,12 +68,12 @@ class Noise:
     ----------
     scale : float, > 0
         σ, in units of the level; at the level 'fixed' the standard deviation per coordinate itself.
-    level : {'bound', 'l2_max', 'median', 'fixed'}
-        What σ is multiplied with: a bound that is known beforehand, a statistic of the private batch, or nothing.
+    level : {'bound', 'l2_max', 'median', 'fixed'} What σ is multiplied with: a bound that is known
+        beforehand, a statistic of the private batch, or nothing.
     divide_by : {'sqrt_batch', 'batch', 'none'}, of the noise on a batch mean, see `noise.mean_std`
     factor : float, > 0, what σC is multiplied with besides, of the noise on an update
-    centred : bool
-        Whether gradients are centred before clipping, so that an absent example moves a release like a replaced one.
+    centred : bool Whether gradients are centred before clipping, so that an absent example moves a
+        release like a replaced one.
     """
 
     scale: float
@@ -93,16 +94,17 @@ class Declaration:
 
     Parameters
     ----------
-    clip : Clip or None
-        The bound that everything keeps to behind this stage: an example's gradient at per_example, an update at
-        per_client and on_arrival. At per_batch: the bound that the noise is scaled with.
+    clip : Clip or None The bound that everything keeps to behind this stage: an example's gradient
+        at per_example, an update at per_client and on_arrival. At per_batch: the bound that the
+        noise is scaled with.
     noise : Noise or None
-    rule : the rule that moves the bound from round to round, or None for a bound that `clip` gives for all rounds
+    rule : the rule that moves the bound from round to round, or None for a bound that `clip` gives
+        for all rounds
     shrinks : bool, whether what was clipped before stays within its bound
-    count_scale : float or None
-        Standard deviation of the noise on the counts that the stage reports beside the gradient; None: no counts.
-    local : (select, perturb) or None
-        The mechanisms of a locally private report (`defenses.selection`, `defenses.perturbation`), whose ε is pure.
+    count_scale : float or None Standard deviation of the noise on the counts that the stage reports
+        beside the gradient; None: no counts.
+    local : (select, perturb) or None The mechanisms of a locally private report
+        (`defenses.selection`, `defenses.perturbation`), whose ε is pure.
     """
 
     clip: Clip | None = None
@@ -116,9 +118,10 @@ class Declaration:
 class Stage(ABC):
     """A rule at one of the five places of the route: ``stage(values, ctx) -> values``.
 
-    The leading axes of the values are [clients, batch] at per_example, [clients] at per_batch, per_client and
-    on_arrival, and a single row, the weighted mean, at on_aggregate. A stage computes from the values and what its
-    context holds; behind noise it must not read the examples again.
+    The leading axes of the values are [clients, batch] at per_example, [clients] at per_batch,
+    per_client and on_arrival, and a single row, the weighted mean, at on_aggregate. A stage
+    computes from the values and what its context holds; behind noise it must not read the examples
+    again.
 
     A class that overrides ``__call__`` has to declare anew, see `declaration`.
     """
@@ -155,7 +158,8 @@ class Transformation(Stage):
 def declaration(stage: Any) -> Declaration | None:
     """Return what a stage says of itself, or None for one that does not say.
 
-    A function does not say, nor does a class that changes ``__call__`` and inherits what its base says of the old one.
+    A function does not say, nor does a class that changes ``__call__`` and inherits what its base
+    says of the old one.
     """
     return stage.declare() if _speaks(stage, "declare") else None
 

@@ -1,7 +1,8 @@
 """Transformations of a gradient that hide without a guarantee: pruning, selective sharing, noise of a fixed size.
 
-Each is a stage that can stand at the example, the batch or the update, alone or after another rule (`route.Then`).
-None bounds what one example can change, so alone none has an ε, whatever noise it adds; `Defense.events` says so.
+Each is a stage that can stand at the example, the batch or the update, alone or after another rule
+(`route.Then`). None bounds what one example can change, so alone none has an ε, whatever noise it
+adds; `Defense.events` says so.
 """
 
 import math
@@ -16,7 +17,7 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import add_noise, draws, laplace, normal
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage, Transformation
 
-LAWS = {"gaussian": normal, "laplace": laplace}
+DISTRIBUTIONS = {"gaussian": normal, "laplace": laplace}
 
 
 def part(fraction: float, size: int) -> int:
@@ -38,7 +39,9 @@ def largest(scores: Gradient, keep: Callable[[int], int], scope: str, leading: i
     -------
     bool tensors by the same names and of the same shapes
     """
-    flat = {name: s.detach()[..., None].flatten(leading) for name, s in scores.items()}  # [*leading, n]
+    flat = {
+        name: s.detach()[..., None].flatten(leading) for name, s in scores.items()
+    }  # [*leading, n]
     if scope == "all":
         whole = _top(torch.cat(list(flat.values()), -1), keep)
         masks = dict(zip(flat, whole.split([f.shape[-1] for f in flat.values()], -1), strict=True))
@@ -50,7 +53,9 @@ def largest(scores: Gradient, keep: Callable[[int], int], scope: str, leading: i
 def _top(flat: torch.Tensor, keep: Callable[[int], int]) -> torch.Tensor:
     # unsorted: seven times as fast as a sort, which an attacker's replay would pay at every step
     chosen = flat.topk(keep(flat.shape[-1]), dim=-1, sorted=False).indices
-    return torch.zeros_like(flat, dtype=torch.bool).scatter(-1, chosen, torch.ones_like(chosen, dtype=torch.bool))
+    return torch.zeros_like(flat, dtype=torch.bool).scatter(
+        -1, chosen, torch.ones_like(chosen, dtype=torch.bool)
+    )
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,9 @@ class Pruned(Transformation):
 
     Notes
     -----
-    Source: Fed-αCDP, section 4.1, sorts "the gradients", without a word on tensors; the released code of the attack
-    that its 40, 50 and 80 % come from (Wei et al. 2020) has one threshold for all tensors. Lin et al. (2018), whom
-    both cite, have one for each tensor.
+    Source: Fed-αCDP, section 4.1, sorts "the gradients", without a word on tensors; the released
+    code of the attack that its 40, 50 and 80 % come from (Wei et al. 2020) has one threshold for
+    all tensors. Lin et al. (2018), whom both cite, have one for each tensor.
 
     Examples
     --------
@@ -101,22 +106,23 @@ class RandomNoise(Stage):
 
     Parameters
     ----------
-    std : float, ≥ 0
-        Standard deviation per coordinate, for both laws. A Laplace law of scale b has √2 b.
-    law : {'gaussian', 'laplace'}
+    std : float, ≥ 0 Standard deviation per coordinate, for both distributions. A Laplace
+        distribution of scale b has √2 b.
+    distribution : {'gaussian', 'laplace'}
 
     Notes
     -----
-    Source: Fed-αCDP, section 4.2, which calls its 0.01 a variance; in the released code of the attack (Wei et al. 2020)
-    0.01 is the Gaussian's standard deviation and the Laplace law's scale b.
+    Source: Fed-αCDP, section 4.2, which calls its 0.01 a variance; in the released code of the
+    attack (Wei et al. 2020) 0.01 is the Gaussian's standard deviation and the Laplace
+    distribution's scale b.
     """
 
     std: float
-    law: str = "gaussian"
+    distribution: str = "gaussian"
 
     def __post_init__(self) -> None:
         in_range(0, math.inf, std=self.std)
-        one_of(LAWS, law=self.law)
+        one_of(DISTRIBUTIONS, distribution=self.distribution)
 
     def declare(self) -> Declaration:
         """Return the noise, which no bound goes with."""
@@ -128,7 +134,7 @@ class RandomNoise(Stage):
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return gradients [clients, …] plus independent noise."""
-        return add_noise(gradients, self.std, ctx.generators, LAWS[self.law])
+        return add_noise(gradients, self.std, ctx.generators, DISTRIBUTIONS[self.distribution])
 
 
 @dataclass(frozen=True)
@@ -137,9 +143,10 @@ class Selective(Stage):
 
     Parameters
     ----------
-    share : float, in [0, 1]
-        Of n coordinates ⌊share · n⌋ are drawn at random among those that pass; all of these, if they are fewer.
-    threshold : float, ≥ 0, τ; a coordinate passes with |g| > τ, in units of what stands at this stage
+    share : float, in [0, 1] Of n coordinates ⌊share · n⌋ are drawn at random among those that pass;
+        all of these, if they are fewer.
+    threshold : float, ≥ 0, τ; a coordinate passes with |g| > τ, in units of what stands at this
+        stage
     std : float, ≥ 0, standard deviation of Laplace noise on each coordinate that is shared; 0: none
     limit : float or None, > 0, γ; what is shared is cut to [−γ, γ], after the noise
     scope : {'all', 'layer'}, what n counts
@@ -147,10 +154,10 @@ class Selective(Stage):
 
     Notes
     -----
-    Without generators (an attacker's replay) nothing is drawn, and all that passes is kept: which of them were shared
-    can be read off what was received. The source's ε is for a parameter, not for an example or a client, and its
-    choice of coordinates is noised, too; here it is not, as Fed-αCDP describes it (section 4.1). Source: Shokri and
-    Shmatikov (2015).
+    Without generators (an attacker's replay) nothing is drawn, and all that passes is kept: which
+    of them were shared can be read off what was received. The source's ε is for a parameter, not
+    for an example or a client, and its choice of coordinates is noised, too; here it is not, as
+    Fed-αCDP describes it (section 4.1). Source: Shokri and Shmatikov (2015).
     """
 
     share: float = 0.1
@@ -169,7 +176,9 @@ class Selective(Stage):
 
     def declare(self) -> Declaration:
         """Return the noise, which no bound goes with; without it a clipped gradient stays within its bound."""
-        return Declaration(noise=Noise(self.std, "fixed") if self.std else None, shrinks=self.std == 0)
+        return Declaration(
+            noise=Noise(self.std, "fixed") if self.std else None, shrinks=self.std == 0
+        )
 
     def noiseless(self) -> "Selective":
         """Return the same sharing without noise; a replay, which has no generators, does not draw the share either."""

@@ -1,7 +1,8 @@
 """Two-stage local privacy: each client says which coordinate, privately, and then its value, privately.
 
-`TwoStage` and `Perturbed` are ``per_client`` stages over any number of clients at once. How a coordinate is selected
-and how a value is perturbed are mechanisms of their own (`selection`, `perturbation`).
+`TwoStage` and `Perturbed` are ``per_client`` stages over any number of clients at once. How a
+coordinate is selected and how a value is perturbed are mechanisms of their own (`selection`,
+`perturbation`).
 """
 
 import math
@@ -16,8 +17,12 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import Context, Declaration, Stage
 
-Select = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # scores [n, d] → coordinates [n], −1: none
-Perturb = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # values in [−1, 1] → values of the same shape
+Select = Callable[
+    [torch.Tensor, torch.Generator], torch.Tensor
+]  # scores [n, d] → coordinates [n], −1: none
+Perturb = Callable[
+    [torch.Tensor, torch.Generator], torch.Tensor
+]  # values in [−1, 1] → values of the same shape
 
 
 class _Report(Stage):
@@ -38,22 +43,23 @@ class TwoStage(_Report):
     Parameters
     ----------
     select : scores [n, d] and a generator to one coordinate a client; −1 sends nothing
-    perturb : values [n] in [−1, 1] and a generator to [n], unbiased; None sends the value as it is, not clipped
-    scale : float, > 0
-        Every value sent is multiplied by it. The paper's mechanisms send s itself (1); uniform selection is unbiased
-        with the number of coordinates d.
-    clients : int or None
-        K: each client keeps what it did not send (residual) and what it sent last (momentum) until it takes part
-        again. None: nothing is kept, which is the same while nobody takes part twice.
+    perturb : values [n] in [−1, 1] and a generator to [n], unbiased; None sends the value as it is,
+        not clipped
+    scale : float, > 0 Every value sent is multiplied by it. The paper's mechanisms send s itself
+        (1); uniform selection is unbiased with the number of coordinates d.
+    clients : int or None K: each client keeps what it did not send (residual) and what it sent last
+        (momentum) until it takes part again. None: nothing is kept, which is the same while nobody
+        takes part twice.
     discount : float, in [0, 1)
         γ of the momentum.
 
     Notes
     -----
-    Source: FedSel, Algorithm 1. With the update u (raw, or times η, as `Plan` says): r ← r + u; j from |r|;
-    m_j ← γ m_j + r_j; send the perturbed value of m_j clipped to [−1, 1]; r_j ← 0. The recursion of m is a reading:
-    the paper's formula is lost. Guarantee, per participation: ε of the selection plus ε of the perturbation, since
-    the value's law depends on the private data and the coordinate alone.
+    Source: FedSel, Algorithm 1. With the update u (raw, or times η, as `Plan` says): r ← r + u; j
+    from |r|; m_j ← γ m_j + r_j; send the perturbed value of m_j clipped to [−1, 1]; r_j ← 0. The
+    recursion of m is a reading: the paper's formula is lost. Guarantee, per participation: ε of the
+    selection plus ε of the perturbation, since the value's distribution depends on the private data
+    and the coordinate alone.
 
     Examples
     --------
@@ -80,7 +86,10 @@ class TwoStage(_Report):
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …] with one coordinate each, over all tensors together."""
         gathered = _flat(values)  # [n, d]
-        memory, ids = self._kept(ctx, gathered), torch.as_tensor(ctx.clients, device=gathered.device)
+        memory, ids = (
+            self._kept(ctx, gathered),
+            torch.as_tensor(ctx.clients, device=gathered.device),
+        )
         if memory:
             gathered += memory["residual"][ids]
         chosen = _drawn(self.select, gathered.abs(), ctx.generators)  # [n]
@@ -101,9 +110,16 @@ class TwoStage(_Report):
         if self.clients is None:
             return {}
         if "residual" not in ctx.state:
-            ctx.state.update({name: like.new_zeros(self.clients, like.shape[1]) for name in ("residual", "momentum")})
+            ctx.state.update(
+                {
+                    name: like.new_zeros(self.clients, like.shape[1])
+                    for name in ("residual", "momentum")
+                }
+            )
         if max(ctx.clients) >= self.clients:
-            raise InputError(f"client {max(ctx.clients)} takes part, but the stage has clients = {self.clients}.")
+            raise InputError(
+                f"client {max(ctx.clients)} takes part, but the stage has clients = {self.clients}."
+            )
         return ctx.state
 
 
@@ -137,8 +153,9 @@ def allocate(
 ) -> tuple[float, float]:
     """Return (ε₁, ε₂) of selection and value by the rule without hyper-parameters.
 
-    The value comes first: ε₂ is at least floor · √(ln d / b), where the noise of the mean of b clients begins to
-    drown it. What is left goes to the selection, up to the share `largest_ratio` of ε.
+    The value comes first: ε₂ is at least floor · √(ln d / b), where the noise of the mean of b
+    clients begins to drown it. What is left goes to the selection, up to the share `largest_ratio`
+    of ε.
 
     Parameters
     ----------
@@ -172,11 +189,17 @@ def _flat(values: Gradient) -> torch.Tensor:
 def _shaped(flat: torch.Tensor, like: Gradient) -> Gradient:
     """Return [n, d] as tensors of the shapes of like."""
     parts = flat.split([v[0].numel() for v in like.values()], 1)
-    return {name: part.reshape(v.shape) for (name, v), part in zip(like.items(), parts, strict=True)}
+    return {
+        name: part.reshape(v.shape) for (name, v), part in zip(like.items(), parts, strict=True)
+    }
 
 
-def _drawn(mechanism: Any, values: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+def _drawn(
+    mechanism: Any, values: torch.Tensor, generators: Sequence[torch.Generator]
+) -> torch.Tensor:
     """Return the mechanism's output for all rows: at once from one generator, or each row from its own."""
     if len(generators) == 1:
         return mechanism(values, generators[0])
-    return torch.cat([mechanism(row, g) for row, g in zip(values.split(1), generators, strict=True)])
+    return torch.cat(
+        [mechanism(row, g) for row, g in zip(values.split(1), generators, strict=True)]
+    )

@@ -1,6 +1,7 @@
-"""Perturbing one number in [-1, 1]: four mechanisms, all unbiased, all with a law in closed form.
+"""Perturbing one number in [-1, 1]: four mechanisms, all unbiased, all with a distribution in closed form.
 
-Draws are made in float64 and returned in the values' own type; the laws are those of real numbers.
+Draws are made in float64 and returned in the values' own type; the distributions are those of real
+numbers.
 """
 
 import math
@@ -16,21 +17,31 @@ from fl_privacy_lib.accounting.events import Floats
 
 OUTSIDE = ("refuse", "clip")
 _ROOTS = sum(2 * (6353 + sign * 405 * math.sqrt(241)) ** (1 / 3) for sign in (-1, 1))
-HYBRID_FROM = math.log((_ROOTS - 5) / 27)  # ≈ 0.61; below it Duchi's largest variance is the smaller one
+HYBRID_FROM = math.log(
+    (_ROOTS - 5) / 27
+)  # ≈ 0.61; below it Duchi's largest variance is the smaller one
 
 
 def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
     """Return the values in float64 and in [-1, 1]: clipped if so chosen, else refused when they are not."""
-    if not values.is_floating_point():  # what is returned has the values' type, and would be rounded
-        raise InputError(f"the values are {values.dtype}, whole numbers: give them as floating-point numbers.")
+    if (
+        not values.is_floating_point()
+    ):  # what is returned has the values' type, and would be rounded
+        raise InputError(
+            f"the values are {values.dtype}, whole numbers: give them as floating-point numbers."
+        )
     exact = values.to(torch.float64)
     if not exact.isfinite().all():
-        raise InputError("the values hold NaN or infinity: the training has diverged; lower the learning rate.")
+        raise InputError(
+            "the values hold NaN or infinity: the training has diverged; lower the learning rate."
+        )
     if outside == "clip":
         return exact.clamp(-1.0, 1.0)
     largest = float(exact.abs().max()) if exact.numel() else 0.0
     if largest > 1:
-        raise InputError(f"the largest |value| is {largest:.6g}, above 1: scale the values, or say outside='clip'.")
+        raise InputError(
+            f"the largest |value| is {largest:.6g}, above 1: scale the values, or say outside='clip'."
+        )
     return exact
 
 
@@ -70,7 +81,7 @@ class Perturbation:
         """Return the largest |output|, ``inf`` if there is none."""
         raise NotImplementedError
 
-    def log_law(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
+    def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
         """Return ln of the density of outputs at values, broadcast; at an atom, ln of its probability."""
         raise NotImplementedError
 
@@ -105,8 +116,8 @@ class Duchi(Perturbation):
         """Return coth(ε/2) = (e^ε + 1)/(e^ε - 1)."""
         return 1 / math.tanh(self.epsilon / 2)
 
-    def log_law(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
-        """Return ln P(output | value); see `Perturbation.log_law`."""
+    def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
+        """Return ln P(output | value); see `Perturbation.log_prob`."""
         y, t = np.asarray(outputs, dtype=float), np.asarray(values, dtype=float)
         likely, unlikely = expit(self.epsilon), expit(-self.epsilon)
         chance = ((1 + np.sign(y) * t) * likely + (1 - np.sign(y) * t) * unlikely) / 2
@@ -146,17 +157,22 @@ class Piecewise(Perturbation):
     def variance(self, values: npt.ArrayLike) -> Floats:
         """Return t²/(e^{ε/2} - 1) + (e^{ε/2} + 3)/(3(e^{ε/2} - 1)²)."""
         narrow, wide = self._widths
-        return np.square(np.asarray(values, dtype=float)) * narrow / 2 + narrow * (wide + 3 * narrow) / 12
+        return (
+            np.square(np.asarray(values, dtype=float)) * narrow / 2
+            + narrow * (wide + 3 * narrow) / 12
+        )
 
     def output_bound(self) -> float:
         """Return A = coth(ε/4)."""
         return 1 / math.tanh(self.epsilon / 4)
 
-    def log_law(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
-        """Return ln of the density; see `Perturbation.log_law`."""
+    def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
+        """Return ln of the density; see `Perturbation.log_prob`."""
         y, t = np.asarray(outputs, dtype=float), np.asarray(values, dtype=float)
         narrow, wide = self._widths
-        rounding = 4e-16 * self.output_bound()  # an end of the range belongs to it, whatever its last digit
+        rounding = (
+            4e-16 * self.output_bound()
+        )  # an end of the range belongs to it, whatever its last digit
         near = np.abs(y - wide * t / 2) <= narrow / 2 + rounding
         level = np.where(near, log_expit(self.epsilon / 2) - math.log(narrow),
                          log_expit(-self.epsilon / 2) - math.log(wide))  # fmt: skip
@@ -169,7 +185,8 @@ class Hybrid(Perturbation):
 
     Notes
     -----
-    Source: Wang et al. (ICDE 2019), Section III-C. Above 0.61 the variance is the same for all values.
+    Source: Wang et al. (ICDE 2019), Section III-C. Above 0.61 the variance is the same for all
+    values.
     """
 
     @property
@@ -194,9 +211,9 @@ class Hybrid(Perturbation):
         piecewise, duchi = self._parts
         return piecewise.output_bound() if self._share else duchi.output_bound()
 
-    def log_law(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
+    def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
         """Return ln of Duchi's probabilities at its two atoms, of Piecewise's density elsewhere."""
-        piecewise, duchi = (part.log_law(outputs, values) for part in self._parts)
+        piecewise, duchi = (part.log_prob(outputs, values) for part in self._parts)
         shares = np.array([self._share, 1 - self._share])
         with np.errstate(divide="ignore"):
             density, mass = np.log(shares)
@@ -208,7 +225,9 @@ class Laplace(Perturbation):
     """Laplace noise of scale 2/ε: the range [-1, 1] is 2 wide. Variance 8/ε²."""
 
     def _draw(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        first, second = (torch.empty_like(values).exponential_(generator=generator) for _ in range(2))
+        first, second = (
+            torch.empty_like(values).exponential_(generator=generator) for _ in range(2)
+        )
         return values + 2 / self.epsilon * (first - second)
 
     def variance(self, values: npt.ArrayLike) -> Floats:
@@ -219,7 +238,7 @@ class Laplace(Perturbation):
         """Return infinity."""
         return math.inf
 
-    def log_law(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
-        """Return ln of the density; see `Perturbation.log_law`."""
+    def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
+        """Return ln of the density; see `Perturbation.log_prob`."""
         distance = np.abs(np.asarray(outputs, dtype=float) - np.asarray(values, dtype=float))
         return math.log(self.epsilon / 4) - self.epsilon / 2 * distance

@@ -1,8 +1,8 @@
 """Federated training, simulated: gradients, one participation, rounds."""
 
-from fl_privacy_lib.federated.crowd import simulate_crowd
 from fl_privacy_lib.federated.gradients import MarginLoss, example_gradients
 from fl_privacy_lib.federated.participation import Observation, Tap
+from fl_privacy_lib.federated.reports import simulate_reports
 from fl_privacy_lib.federated.simulation import Run, accuracy, simulate
 from fl_privacy_lib.federated.workers import WorkerError
 
@@ -15,5 +15,5 @@ __all__ = [
     "accuracy",
     "example_gradients",
     "simulate",
-    "simulate_crowd",
+    "simulate_reports",
 ]

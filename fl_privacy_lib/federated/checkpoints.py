@@ -1,7 +1,7 @@
 """Checkpoints: after every round, all that the rest of the run depends on, written whole or not at all.
 
-All draws are keyed by (seed, round, client), so a generator has no position to save. In a group of processes only the
-first one reads and writes files; the others are sent the bytes.
+All draws are keyed by (seed, round, client), so a generator has no position to save. In a group of
+processes only the first one reads and writes files; the others are sent the bytes.
 """
 
 import io
@@ -19,7 +19,9 @@ from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Job
 from fl_privacy_lib.models import Parameters
 
-Start = tuple[Parameters, dict[str, Any], list[tuple]]  # weights, the defence's state, finished rounds
+Start = tuple[
+    Parameters, dict[str, Any], list[tuple]
+]  # weights, the defence's state, finished rounds
 CONTENTS = {"fingerprint", "weights", "state", "history", "observations"}
 
 
@@ -33,7 +35,8 @@ def save(path: Path, parts: Fingerprint, state: Start, taps: Taps) -> None:
     """
     weights, memory, history = state
     observations = [
-        (astuple(tap), o.values, o.weights, taps.truth.get(tap)) for tap, o in taps.observations.items()
+        (astuple(tap), o.values, o.weights, taps.truth.get(tap))
+        for tap, o in taps.observations.items()
     ]
     record = {"fingerprint": parts, "weights": weights, "state": memory, "history": history,
               "observations": observations}  # fmt: skip
@@ -49,7 +52,9 @@ def save(path: Path, parts: Fingerprint, state: Start, taps: Taps) -> None:
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise InputError(f"{path} could not be written ({error.strerror}): free some space or rights there.") from None
+        raise InputError(
+            f"{path} could not be written ({error.strerror}): free some space or rights there."
+        ) from None
 
 
 def read(path: Path) -> bytes | None:
@@ -64,8 +69,10 @@ def read(path: Path) -> bytes | None:
     try:
         return path.read_bytes() if path.exists() else None
     except OSError as error:
-        raise InputError(f"{path} could not be read ({error.strerror}): give yourself the right, or name another "
-                         "checkpoint.") from None  # fmt: skip
+        raise InputError(
+            f"{path} could not be read ({error.strerror}): give yourself the right, or name another "
+            "checkpoint."
+        ) from None
 
 
 def check_path(path: Path) -> None:
@@ -92,7 +99,13 @@ def restore(content: bytes, path: Path, parts: Fingerprint, job: Job, taps: Taps
     for place, values, weights, truth in record["observations"]:
         tap = Tap(*place)
         taps.observations[tap] = Observation(
-            tap, values, weights, plan.local_lr, plan.local_iterations, plan.batch_size, job.defense.public()
+            tap,
+            values,
+            weights,
+            plan.local_lr,
+            plan.local_iterations,
+            plan.batch_size,
+            job.defense.public(),
         )
         if truth is not None:
             taps.truth[tap] = truth
@@ -106,5 +119,7 @@ def _opened(content: bytes, path: Path, device: torch.device) -> dict[str, Any]:
     except Exception:  # torch raises errors of many kinds for bytes that it did not write
         record = None
     if not isinstance(record, dict) or set(record) != CONTENTS:
-        raise InputError(f"{path} is damaged or not a checkpoint of this version: delete it, or name another one.")
+        raise InputError(
+            f"{path} is damaged or not a checkpoint of this version: delete it, or name another one."
+        )
     return record

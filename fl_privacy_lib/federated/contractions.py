@@ -21,7 +21,8 @@ Contractions = dict[str, Contraction]
 class Outer:
     """The gradients of a dense layer: left[b] ⊗ right[b], never formed.
 
-    The norm of an outer product is the product of the norms ("ghost norm"), and the weighted sum is one product.
+    The norm of an outer product is the product of the norms ("ghost norm"), and the weighted sum is
+    one product.
 
     Parameters
     ----------
@@ -34,19 +35,23 @@ class Outer:
 
     def norms(self) -> torch.Tensor:
         """Return ‖left‖ ‖right‖, [k, B]."""
-        return torch.linalg.vector_norm(self.left, dim=-1) * torch.linalg.vector_norm(self.right, dim=-1)
+        return torch.linalg.vector_norm(self.left, dim=-1) * torch.linalg.vector_norm(
+            self.right, dim=-1
+        )
 
     def add_to(self, out: torch.Tensor, factors: torch.Tensor | None) -> None:
         """Add the weighted sum to out [k, m·n]."""
         left = self.left if factors is None else self.left * factors[..., None]
-        out.view(-1, left.shape[-1], self.right.shape[-1]).baddbmm_(left.transpose(1, 2), self.right)
+        out.view(-1, left.shape[-1], self.right.shape[-1]).baddbmm_(
+            left.transpose(1, 2), self.right
+        )
 
 
 class Formed:
     """Gradients that are formed, measured and summed while they still lie in the cache.
 
-    A convolution has T positions, an output pixel each: forming costs T·m·n multiplications, the ghost norm
-    T²(m + n), which is more for every network here.
+    A convolution has T positions, an output pixel each: forming costs T·m·n multiplications, the
+    ghost norm T²(m + n), which is more for every network here.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """What a run consists of, part by part, as digests: for processes that train together, and for checkpoints.
 
-Equal digests mean equal content: tensors and arrays count with all their values, a stage with its fields, a function
-with its code and what it closes over. Addresses in memory and the names of files do not count.
+Equal digests mean equal content: tensors and arrays count with all their values, a stage with its
+fields, a function with its code and what it closes over. Addresses in memory and the names of files
+do not count.
 """
 
 import functools
@@ -47,7 +48,11 @@ def surroundings(job: Job) -> Fingerprint:
     device = job.train[0].device.type
     torch_version = torch.__version__.partition("+")[0]
     versions = f"Python {platform.python_version()}, torch {torch_version}, library {fl_privacy_lib.__version__}"
-    return {"device": device, "versions": versions, "clients_per_chunk": "" if device == "cpu" else str(job.chunk)}
+    return {
+        "device": device,
+        "versions": versions,
+        "clients_per_chunk": "" if device == "cpu" else str(job.chunk),
+    }
 
 
 def differing_parts(one: Fingerprint, other: Fingerprint) -> list[str]:
@@ -113,7 +118,9 @@ def _content(value: Any) -> tuple[str, Sequence[Any]]:
     if isinstance(value, Mapping):
         return "", [part for item in value.items() for part in item]
     if isinstance(value, nn.Module):
-        return str(value), [module.training for module in value.modules()] + [dict(value.state_dict())]
+        return str(value), [module.training for module in value.modules()] + [
+            dict(value.state_dict())
+        ]
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}", ()
     if isinstance(value, types.ModuleType):

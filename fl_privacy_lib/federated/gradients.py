@@ -27,8 +27,8 @@ class MarginLoss:
 
     Parameters
     ----------
-    kind : {'logistic', 'hinge'}
-        With labels y in {0, 1} and t = 2y − 1: ln(1 + e^{−tm}), or max(0, 1 − tm) of the support vector machine.
+    kind : {'logistic', 'hinge'} With labels y in {0, 1} and t = 2y − 1: ln(1 + e^{−tm}), or max(0,
+        1 − tm) of the support vector machine.
     l2 : float, ≥ 0
 
     Examples
@@ -60,7 +60,11 @@ class MarginLoss:
 
 
 def example_loss(
-    model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Tensor, loss: Loss = cross_entropy
+    model: nn.Module,
+    weights: Parameters,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    loss: Loss = cross_entropy,
 ) -> torch.Tensor:
     """Return the loss of one example.
 
@@ -74,7 +78,11 @@ def example_loss(
 
 
 def example_gradients(
-    model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Tensor, loss: Loss = cross_entropy
+    model: nn.Module,
+    weights: Parameters,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    loss: Loss = cross_entropy,
 ) -> Gradient:
     """Return the gradient of every example of every client, without a loop.
 

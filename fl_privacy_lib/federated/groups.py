@@ -1,7 +1,7 @@
 """Groups: the processes of a run, their shares of a round, and what they exchange.
 
-All sums are added along one tree, in an order that does not depend on who adds what; what fails in one process is
-known to all of them before they meet again, so that none waits for another in vain.
+All sums are added along one tree, in an order that does not depend on who adds what; what fails in
+one process is known to all of them before they meet again, so that none waits for another in vain.
 """
 
 import traceback
@@ -72,14 +72,16 @@ class Group:
     ) -> Block | None:
         """Return the sum of all workers' blocks; `taps` is filled with what the others' taps hold.
 
-        One gathering of numbers. Side values and observations follow as objects, in rounds where a worker has any.
+        One gathering of numbers. Side values and observations follow as objects, in rounds where a
+        worker has any.
 
         Parameters
         ----------
         mine : this worker's blocks, computed as they are asked for
         count : number of blocks of all workers
         like : the model's parameters, for names and shapes
-        public : ``Defense.public()``, which observations carry; it is the same everywhere and stays here
+        public : ``Defense.public()``, which observations carry; it is the same everywhere and stays
+            here
         """
         if count == 0:
             return None
@@ -90,7 +92,9 @@ class Group:
         new = set(taps.observations) - before
         widths = [w.numel() for w in like.values()]
         # the last column says that objects follow
-        rows = torch.zeros(max(map(len, nodes)), sum(widths) + 1, dtype=torch.float64, device=self._device)
+        rows = torch.zeros(
+            max(map(len, nodes)), sum(widths) + 1, dtype=torch.float64, device=self._device
+        )
         for row, (total, _) in zip(rows, partial, strict=False):
             row[:-1] = torch.cat([total[name].flatten() for name in like])
         rows[:, -1] = bool(new) or any(any(reports) for _, reports in partial)
@@ -100,14 +104,23 @@ class Group:
         if any(bool(values[0, -1]) for values in gathered):
             observed = [replace(taps.observations[tap], defense={}) for tap in new]
             behind = [(tap, taps.truth[tap]) for tap in new if tap in taps.truth]
-            extras = self.gather(_moved(([r for _, r in partial], observed, behind), torch.device("cpu")))
+            extras = self.gather(
+                _moved(([r for _, r in partial], observed, behind), torch.device("cpu"))
+            )
         sums: dict[Node, Block] = {}
-        for of_rank, values, (reports, observed, behind) in zip(nodes, gathered, extras, strict=True):
+        for of_rank, values, (reports, observed, behind) in zip(
+            nodes, gathered, extras, strict=True
+        ):
             for node, row, sides in zip(of_rank, values, reports, strict=False):
                 parts = torch.split(row[:-1], widths)
-                total = {n: p.view(w.shape).to(w.device) for p, (n, w) in zip(parts, like.items(), strict=True)}
+                total = {
+                    n: p.view(w.shape).to(w.device)
+                    for p, (n, w) in zip(parts, like.items(), strict=True)
+                }
                 sums[node] = (total, _moved(sides, home))
-            taps.observations.update({o.tap: replace(_moved(o, home), defense=public) for o in observed})
+            taps.observations.update(
+                {o.tap: replace(_moved(o, home), defense=public) for o in observed}
+            )
             taps.truth.update(_moved(dict(behind), home))
         return joined(sums, (0, count))
 
@@ -134,10 +147,16 @@ class Group:
             yield
         except Exception as error:
             failure = error
-        failed = torch.full((1, 1), float(failure is not None), dtype=torch.float64, device=self._device)
+        failed = torch.full(
+            (1, 1), float(failure is not None), dtype=torch.float64, device=self._device
+        )
         if any(bool(flag) for flag in self._gather_rows(failed)):
             mendable = isinstance(failure, InputError)
-            message = str(failure) if mendable else failure and f"worker {self.rank} ended with {describe(failure)}"
+            message = (
+                str(failure)
+                if mendable
+                else failure and f"worker {self.rank} ended with {describe(failure)}"
+            )
             others = self.gather((mendable, message))
             if failure:
                 raise failure
@@ -172,7 +191,9 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(part, device) for part in value)
     if isinstance(value, Observation):
-        return replace(value, values=_moved(value.values, device), weights=_moved(value.weights, device))
+        return replace(
+            value, values=_moved(value.values, device), weights=_moved(value.weights, device)
+        )
     return value
 
 

@@ -1,7 +1,8 @@
 """The layers that the fast engine knows, each with its own forward and backward pass over stacked clients.
 
-Everything has two leading axes, [clients k, batch B]; images lie as [k, B, height, width, channels], so that a patch
-is a few long runs of memory. A backward pass leaves the tensors' gradients as contractions, see `contractions`.
+Everything has two leading axes, [clients k, batch B]; images lie as [k, B, height, width,
+channels], so that a patch is a few long runs of memory. A backward pass leaves the tensors'
+gradients as contractions, see `contractions`.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from torch.nn import functional as F
 
 from fl_privacy_lib.federated.contractions import Contractions, Formed, Outer, Summed
 
-Weights = dict[str, torch.Tensor]  # a layer's own tensors by their short names, [k, *parameter shape]
+Weights = dict[
+    str, torch.Tensor
+]  # a layer's own tensors by their short names, [k, *parameter shape]
 Shape = tuple[int, ...]  # of one example
 
 
@@ -68,8 +71,9 @@ class Dense:
 class Convolution:
     """A convolution without groups, over images [k, B, height, width, channels].
 
-    The library's convolution is used wherever it is fast. The first layer of a network is not such a place: it has few
-    channels and its input needs no gradient, so one matrix of patches serves its forward and its backward pass.
+    The library's convolution is used wherever it is fast. The first layer of a network is not such
+    a place: it has few channels and its input needs no gradient, so one matrix of patches serves
+    its forward and its backward pass.
     """
 
     channels: int
@@ -84,7 +88,9 @@ class Convolution:
         """Return (height, width) of the output."""
         height, width = (
             (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, p, d, k, s in zip(size, self.padding, self.dilation, self.kernel, self.stride, strict=True)
+            for n, p, d, k, s in zip(
+                size, self.padding, self.dilation, self.kernel, self.stride, strict=True
+            )
         )
         return height, width
 
@@ -97,7 +103,9 @@ class Convolution:
 
     def _patches(self, x: torch.Tensor) -> torch.Tensor:
         """Return the patches of x, [k·B, channels·kh·kw, T]: position last, where a row of pixels stays one run."""
-        images = F.pad(_channels_second(x.flatten(0, 1)), (self.padding[1],) * 2 + (self.padding[0],) * 2)
+        images = F.pad(
+            _channels_second(x.flatten(0, 1)), (self.padding[1],) * 2 + (self.padding[0],) * 2
+        )
         image, channel, row, column = images.stride()
         (sy, sx), (dy, dx) = self.stride, self.dilation
         size = self._size((x.shape[2], x.shape[3]))
@@ -113,16 +121,23 @@ class Convolution:
         if self.first:
             patches = self._patches(x)
             matrix = weights["weight"].flatten(2).transpose(1, 2)  # [k, P, outputs]
-            out = torch.bmm(patches.transpose(1, 2), matrix[:, None].expand(-1, x.shape[1], -1, -1).flatten(0, 1))
+            out = torch.bmm(
+                patches.transpose(1, 2),
+                matrix[:, None].expand(-1, x.shape[1], -1, -1).flatten(0, 1),
+            )
             out = out.view(*x.shape[:2], *self._size((x.shape[2], x.shape[3])), self.outputs)
-            return (out + weights["bias"][:, None, None, None] if "bias" in weights else out), patches
+            return (
+                out + weights["bias"][:, None, None, None] if "bias" in weights else out
+            ), patches
 
         def one(x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
             images, offset = _channels_second(x), bias[0] if bias else None
             out = F.conv2d(images, weight, offset, self.stride, self.padding, self.dilation)
             return out.permute(0, 2, 3, 1).contiguous()
 
-        return _each(one, x, weights["weight"], *([weights["bias"]] if "bias" in weights else [])), x
+        return _each(
+            one, x, weights["weight"], *([weights["bias"]] if "bias" in weights else [])
+        ), x
 
     def backward(
         self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
@@ -140,7 +155,9 @@ class Convolution:
 
         return _each(one, g, saved, weights["weight"]), sums
 
-    def _correlation(self, weight: torch.Tensor, g: torch.Tensor, saved: Any, apart: bool) -> Formed | Summed:
+    def _correlation(
+        self, weight: torch.Tensor, g: torch.Tensor, saved: Any, apart: bool
+    ) -> Formed | Summed:
         """Return the gradients of the tensor, [k, B, size], or their sums, [k, size]."""
         clients, batch = g.shape[:2]
         if self.first:
@@ -149,15 +166,22 @@ class Convolution:
         if not apart:
 
             def one(g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-                return self._library(_channels_second(g), _channels_second(x), weight, 1, 1).flatten()
+                return self._library(
+                    _channels_second(g), _channels_second(x), weight, 1, 1
+                ).flatten()
 
             return Summed(_each(one, g, saved, weight))
-        # every example is a group of its own: one call of the library, in the layout where it is fast
+        # every example is a group of its own: one call of the library, in the layout where it is
+        # fast
         x, g = (v.permute(0, 1, 4, 2, 3).reshape(1, -1, *v.shape[2:4]) for v in (saved, g))
         shape_only = weight.new_empty(clients * batch * self.outputs, *weight.shape[2:])
-        return Formed(self._library(g, x, shape_only, clients * batch, 1).reshape(clients, batch, -1))
+        return Formed(
+            self._library(g, x, shape_only, clients * batch, 1).reshape(clients, batch, -1)
+        )
 
-    def _library(self, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, what: int) -> torch.Tensor:
+    def _library(
+        self, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, what: int
+    ) -> torch.Tensor:
         """Return the gradient of the input (what = 0) or of the weight (1) from torch's own backward pass."""
         return torch.ops.aten.convolution_backward(
             g, x, weight, None, self.stride, self.padding, self.dilation, False, (0, 0), groups,
@@ -193,8 +217,8 @@ class Pointwise:
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return the activation, which is also all that is kept.
 
-        One client at a time: a vector unit rounds an exponential differently in the last, incomplete vector, and a
-        client's numbers may not depend on who is stacked beside it.
+        One client at a time: a vector unit rounds an exponential differently in the last,
+        incomplete vector, and a client's numbers may not depend on who is stacked beside it.
         """
         out = torch.relu(x) if self.name == "relu" else _each(FUNCTIONS[self.name], x)
         return out, out
@@ -209,7 +233,11 @@ class Pointwise:
         return g * slope, {}
 
 
-ACTIVATIONS = {nn.ReLU: Pointwise("relu"), nn.Sigmoid: Pointwise("sigmoid"), nn.Tanh: Pointwise("tanh")}
+ACTIVATIONS = {
+    nn.ReLU: Pointwise("relu"),
+    nn.Sigmoid: Pointwise("sigmoid"),
+    nn.Tanh: Pointwise("tanh"),
+}
 
 
 @dataclass(frozen=True)
@@ -225,8 +253,10 @@ class Pool:
         """Return (height', width', channels)."""
         if len(shape) != 3:
             return None
-        size = [(n + 2 * p - k) // s + 1
-                for n, p, k, s in zip(shape[:2], self.padding, self.kernel, self.stride, strict=True)]  # fmt: skip
+        size = [
+            (n + 2 * p - k) // s + 1
+            for n, p, k, s in zip(shape[:2], self.padding, self.kernel, self.stride, strict=True)
+        ]
         return (*size, shape[2]) if min(size) > 0 else None
 
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -234,10 +264,16 @@ class Pool:
         images = _channels_second(x.flatten(0, 1))
         where = None
         if self.kind == "max":
-            out, where = torch.ops.aten.max_pool2d_with_indices(images, self.kernel, self.stride, self.padding)
+            out, where = torch.ops.aten.max_pool2d_with_indices(
+                images, self.kernel, self.stride, self.padding
+            )
         else:
             out = F.avg_pool2d(images, self.kernel, self.stride, self.padding)
-        return out.permute(0, 2, 3, 1).unflatten(0, x.shape[:2]).contiguous(), (x.shape, images, where)
+        return out.permute(0, 2, 3, 1).unflatten(0, x.shape[:2]).contiguous(), (
+            x.shape,
+            images,
+            where,
+        )
 
     def backward(
         self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
@@ -289,13 +325,16 @@ def cross_entropy_gradient(logits: torch.Tensor, target: torch.Tensor) -> torch.
     probabilities = torch.softmax(logits, -1)
     if target.dim() == 3:
         return probabilities * target.sum(-1, keepdim=True) - target
-    return probabilities.scatter_add_(2, target[..., None], probabilities.new_tensor(-1.0).expand(*target.shape, 1))
+    return probabilities.scatter_add_(
+        2, target[..., None], probabilities.new_tensor(-1.0).expand(*target.shape, 1)
+    )
 
 
-def known(module: nn.Module, first: bool) -> Layer | None:
+def layer_of(module: nn.Module, first: bool) -> Layer | None:
     """Return the engine's form of a module, or None if the engine does not know it.
 
-    Only the very types are known, not what inherits from them: a subclass may compute something else.
+    Only the very types are known, not what inherits from them: a subclass may compute something
+    else.
     """
     if type(module) in ACTIVATIONS:
         return ACTIVATIONS[type(module)]
@@ -308,12 +347,18 @@ def known(module: nn.Module, first: bool) -> Layer | None:
             return None
         window = (module.kernel_size, module.stride, module.padding, module.dilation)
         kernel, stride, padding, dilation = map(_pair, window)
-        return Convolution(module.in_channels, module.out_channels, kernel, stride, padding, dilation, first)
-    if type(module) is nn.MaxPool2d and not (module.ceil_mode or module.return_indices or module.dilation != 1):
+        return Convolution(
+            module.in_channels, module.out_channels, kernel, stride, padding, dilation, first
+        )
+    if type(module) is nn.MaxPool2d and not (
+        module.ceil_mode or module.return_indices or module.dilation != 1
+    ):
         return Pool("max", _pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
     plain = type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad
     if plain and module.divisor_override is None:
-        return Pool("average", _pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
+        return Pool(
+            "average", _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
+        )
     return None
 
 

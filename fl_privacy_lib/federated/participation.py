@@ -28,7 +28,8 @@ class Tap:
     stage : {'example', 'batch', 'update', 'received', 'aggregate'}
     client : int; ignored for 'aggregate', which belongs to none
     round : int
-    iteration : int, local iteration; ignored for all but 'example' and 'batch', which alone have one
+    iteration : int, local iteration; ignored for all but 'example' and 'batch', which alone have
+        one
     """
 
     stage: str
@@ -41,7 +42,9 @@ class Tap:
         in_range(0, float("inf"), client=self.client, round=self.round, iteration=self.iteration)
         # what is ignored must not tell two taps apart
         object.__setattr__(self, "client", 0 if self.stage == "aggregate" else self.client)
-        object.__setattr__(self, "iteration", self.iteration if self.stage in ("example", "batch") else 0)
+        object.__setattr__(
+            self, "iteration", self.iteration if self.stage in ("example", "batch") else 0
+        )
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,10 @@ class Observation:
     Attributes
     ----------
     tap : Tap
-    values : what stands there; example: [batch, …], else […]; an update is (weights after − weights before)
-    weights : the model's parameters before the step that made the values (for an update: before the round)
+    values : what stands there; example: [batch, …], else […]; an update is (weights after − weights
+        before)
+    weights : the model's parameters before the step that made the values (for an update: before the
+        round)
     local_lr, local_iterations, batch_size : the public plan
     defense : ``Defense.public()``
     """
@@ -94,7 +99,13 @@ class Taps:
         copied = {name: v.detach().clone() for name, v in values.items()}
         before = {name: w.detach().clone() for name, w in weights.items()}
         self.observations[tap] = Observation(
-            tap, copied, before, plan.local_lr, plan.local_iterations, plan.batch_size, defense.public()
+            tap,
+            copied,
+            before,
+            plan.local_lr,
+            plan.local_iterations,
+            plan.batch_size,
+            defense.public(),
         )
         if truth is not None:
             self.truth[tap] = truth
@@ -103,13 +114,16 @@ class Taps:
 class Engine(Protocol):
     """What computes the local iterations of some clients; the walk around them stands in `rounds`."""
 
-    def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
+    def train(
+        self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
+    ) -> list[Gradient]:
         """Return each client's weights after its last iteration minus those before its first.
 
         Parameters
         ----------
         batches : for each client, L arrays of positions in the training examples
-        contexts : one for each client, alone: what a stage sees does not depend on who is computed beside it
+        contexts : one for each client, alone: what a stage sees does not depend on who is computed
+            beside it
 
         Returns
         -------
@@ -135,9 +149,14 @@ class GenericEngine:
     loss: Loss
     taps: Taps
 
-    def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
+    def train(
+        self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
+    ) -> list[Gradient]:
         """Return each client's update; see `Engine`."""
-        return [self._client(client_batches, ctx) for client_batches, ctx in zip(batches, contexts, strict=True)]
+        return [
+            self._client(client_batches, ctx)
+            for client_batches, ctx in zip(batches, contexts, strict=True)
+        ]
 
     def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
         # accumulated apart from the weights: subtracting these at the end would lose low-order bits

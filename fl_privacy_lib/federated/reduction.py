@@ -1,7 +1,8 @@
 """A sum whose bits do not depend on who adds what: always along the same binary tree.
 
-The tree stands over the blocks 0 … n − 1 of a round's participants and halves its range at every node. A worker sums
-the nodes that lie wholly in its own run of blocks, and sends these few instead of all its blocks.
+The tree stands over the blocks 0 … n − 1 of a round's participants and halves its range at every
+node. A worker sums the nodes that lie wholly in its own run of blocks, and sends these few instead
+of all its blocks.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import torch
 from fl_privacy_lib.defenses.clipping import Gradient
 
 Reports = list[dict[str, torch.Tensor]]
-Block = tuple[Gradient, Reports]  # a weighted sum of updates in float64, and what each client reported
+Block = tuple[
+    Gradient, Reports
+]  # a weighted sum of updates in float64, and what each client reported
 Node = tuple[int, int]  # the blocks from the first to before the second
 
 

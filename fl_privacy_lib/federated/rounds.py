@@ -1,7 +1,8 @@
 """One round: who trains where, in which order updates are added, and the server's step.
 
-Updates are added in float64, first within blocks of consecutive participants, then along a tree over the blocks. Both
-depend on the participants alone, so the sum has the same bits for any chunk size and any number of workers.
+Updates are added in float64, first within blocks of consecutive participants, then along a tree
+over the blocks. Both depend on the participants alone, so the sum has the same bits for any chunk
+size and any number of workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,9 @@ from fl_privacy_lib.sampling import Plan
 
 Reports = dict[str, torch.Tensor]
 
-BLOCKS = 64  # more would cost a pass over the parameters each, fewer would share badly among workers
+BLOCKS = (
+    64  # more would cost a pass over the parameters each, fewer would share badly among workers
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,12 @@ def blocks_of(ids: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def block_sums(
-    job: Job, weights: Parameters, round: int, blocks: Sequence[tuple[int, ...]], state: dict, taps: Taps
+    job: Job,
+    weights: Parameters,
+    round: int,
+    blocks: Sequence[tuple[int, ...]],
+    state: dict,
+    taps: Taps,
 ) -> Iterator[Block]:
     """Yield each block's weighted sum of received updates, in float64, and what its clients reported."""
     ids = [client for block in blocks for client in block]
@@ -95,7 +103,13 @@ def _zeros(weights: Parameters) -> Gradient:
 
 
 def _updates(
-    job: Job, weights: Parameters, round: int, ids: Sequence[int], shares: dict[int, float], state: dict, taps: Taps
+    job: Job,
+    weights: Parameters,
+    round: int,
+    ids: Sequence[int],
+    shares: dict[int, float],
+    state: dict,
+    taps: Taps,
 ) -> Iterator[tuple[int, Gradient, Reports]]:
     """Yield every client's update as it leaves the client, in the order of ids: the one walk of a participation."""
     whole = (weights, job.train, job.plan, job.defense)
@@ -118,28 +132,44 @@ def _updates(
             yield client, leaving, ctx.reports
 
 
-def _keep_update(job: Job, update: Gradient, client: int, weights: Parameters, round: int, taps: Taps) -> None:
+def _keep_update(
+    job: Job, update: Gradient, client: int, weights: Parameters, round: int, taps: Taps
+) -> None:
     """Keep what stands at the taps 'update' and 'received', and the examples behind it."""
-    for stage in ("update", "received"):  # the server replaces the second by what its own stage makes of it
+    for stage in (
+        "update",
+        "received",
+    ):  # the server replaces the second by what its own stage makes of it
         tap = Tap(stage, client, round)
         if tap in taps.wanted:
             held = job.partition.indices[client]
             used = held[np.unique(np.concatenate(job.plan.batches(client, len(held), round)))]
             index = torch.as_tensor(used, device=job.train[0].device)
             truth = (job.train[0][index], job.train[1][index])
-            taps.keep(tap, {name: u[0] for name, u in update.items()}, weights, job.plan, job.defense, truth)
+            taps.keep(
+                tap,
+                {name: u[0] for name, u in update.items()},
+                weights,
+                job.plan,
+                job.defense,
+                truth,
+            )
 
 
 def _watched(taps: Taps, client: int, round: int) -> bool:
     """Return whether somebody reads inside this client's iterations: then its gradients have to be formed."""
-    return any(tap.stage in ("example", "batch") and (tap.client, tap.round) == (client, round) for tap in taps.wanted)
+    return any(
+        tap.stage in ("example", "batch") and (tap.client, tap.round) == (client, round)
+        for tap in taps.wanted
+    )
 
 
 def _chunks(job: Job, round: int, ids: Sequence[int], taps: Taps) -> Iterator[list[int]]:
     """Yield the clients that are stacked together.
 
-    On a CPU only clients whose batches have equal sizes are stacked: padding changes the shape of a product and with
-    it the last bits. On a GPU, where the bits are not promised, padding costs less than standing alone.
+    On a CPU only clients whose batches have equal sizes are stacked: padding changes the shape of a
+    product and with it the last bits. On a GPU, where the bits are not promised, padding costs less
+    than standing alone.
     """
     on_cpu = job.train[0].device.type == "cpu"
     unequal = job.plan.batch_sampling == "poisson"
@@ -171,7 +201,14 @@ def _context(job: Job, client: int, share: float, round: int, state: dict) -> Cl
 
 
 def _arrive(
-    job: Job, update: Gradient, client: int, share: float, weights: Parameters, round: int, state: dict, taps: Taps,
+    job: Job,
+    update: Gradient,
+    client: int,
+    share: float,
+    weights: Parameters,
+    round: int,
+    state: dict,
+    taps: Taps,
     reports: Reports,
 ) -> Gradient:
     """Pass one client's update through the server's on_arrival stage and its tap; it adds to the client's reports."""
@@ -180,18 +217,28 @@ def _arrive(
     device = next(iter(update.values())).device
     key = keyed_generator(device, job.plan.seed, round, client, "arrival")
     weight = torch.tensor([share], device=device)
-    received = job.defense.apply("on_arrival", update, Context(round, (client,), [key], weight, state, reports))
+    received = job.defense.apply(
+        "on_arrival", update, Context(round, (client,), [key], weight, state, reports)
+    )
     tap = Tap("received", client, round)
     taps.keep(tap, {name: u[0] for name, u in received.items()}, weights, job.plan, job.defense)
     return received
 
 
 def serve(
-    job: Job, weights: Parameters, round: int, ids: tuple[int, ...], total: Block | None, state: dict, taps: Taps
+    job: Job,
+    weights: Parameters,
+    round: int,
+    ids: tuple[int, ...],
+    total: Block | None,
+    state: dict,
+    taps: Taps,
 ) -> Parameters:
     """Pass the round's sum through on_aggregate and its tap, and take the server's step."""
     device = job.train[0].device
-    server = Context(round, ids, [keyed_generator(device, job.plan.seed, round, "server")], state=state)
+    server = Context(
+        round, ids, [keyed_generator(device, job.plan.seed, round, "server")], state=state
+    )
     added, reports = total or (_zeros(weights), [])
     for own in reports:
         for name, value in own.items():

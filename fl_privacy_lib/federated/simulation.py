@@ -15,7 +15,12 @@ from fl_privacy_lib.federated import checkpoints
 from fl_privacy_lib.federated.checkpoints import Start
 from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.federated.compiled.network import Network
-from fl_privacy_lib.federated.fingerprint import Fingerprint, disagreement, fingerprint, surroundings
+from fl_privacy_lib.federated.fingerprint import (
+    Fingerprint,
+    disagreement,
+    fingerprint,
+    surroundings,
+)
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
 from fl_privacy_lib.federated.groups import Group, SingleProcess
 from fl_privacy_lib.federated.participation import Observation, Tap, Taps
@@ -101,39 +106,44 @@ def simulate(
     defense : what fills the five stages
     loss : what the clients minimise; another one than the cross-entropy takes the generic path
     taps : (stage, client, round, iteration) to keep; nothing else is
-    evaluation : examples to measure the accuracy on, every `evaluate_every` rounds and after the last
+    evaluation : examples to measure the accuracy on, every `evaluate_every` rounds and after the
+        last
     on_round : called with each round's report, e.g. a progress bar's update
-    engine : {'auto', 'compiled', 'stacked', 'generic'}, or several of the last three in order of preference
-        'generic' takes every example's gradient by automatic differentiation, one client at a time: any model.
-        'stacked' is faster for the layers that `federated.layers` knows and for defences whose local
-        stages are data. 'compiled' is the fastest, for the papers' CNN and MLP, on a CPU with numba installed, and
-        knows the rules that follow norms, too. 'auto' takes the fastest that can do the work; it is no default, since
-        a tap on `example` then changes draws. All give equal gradients up to rounding and noise of the same
-        distribution, but not the same draws. A client whose `example` or `batch` tap is asked for takes the
-        generic path in that round.
-    clients_per_chunk : int or None
-        Clients stacked together; None: four on a CPU, where the cache is what counts, all on a GPU. On a CPU it
-        changes no bit of the result.
-    workers : int, processes with one thread each that share every round's participants; on a CPU they change no
-        bit of the result. Under ``torchrun`` its processes are the workers: this function joins them (with Gloo,
-        unless torch.distributed is initialised already) and makes sure that all were given the same run. Only the
-        first one evaluates, reports and saves; the others' `Run` has no accuracies of the rounds they trained.
-    checkpoint : Path, str or None, where to save the state after every round; a file of the first process
-    resume : bool, continue bit-identically from the checkpoint, if there is one; the first process reads it and
-        sends it to the others
+    engine : {'auto', 'compiled', 'stacked', 'generic'}, or several of the last three in order of
+        preference 'generic' takes every example's gradient by automatic differentiation, one client
+        at a time: any model. 'stacked' is faster for the layers that `federated.layers` knows and
+        for defences whose local stages are data. 'compiled' is the fastest, for the papers' CNN and
+        MLP, on a CPU with numba installed, and knows the rules that follow norms, too. 'auto' takes
+        the fastest that can do the work; it is no default, since a tap on `example` then changes
+        draws. All give equal gradients up to rounding and noise of the same distribution, but not
+        the same draws. A client whose `example` or `batch` tap is asked for takes the generic path
+        in that round.
+    clients_per_chunk : int or None Clients stacked together; None: four on a CPU, where the cache
+        is what counts, all on a GPU. On a CPU it changes no bit of the result.
+    workers : int, processes with one thread each that share every round's participants; on a CPU
+        they change no bit of the result. Under ``torchrun`` its processes are the workers: this
+        function joins them (with Gloo, unless torch.distributed is initialised already) and makes
+        sure that all were given the same run. Only the first one evaluates, reports and saves; the
+        others' `Run` has no accuracies of the rounds they trained.
+    checkpoint : Path, str or None, where to save the state after every round; a file of the first
+        process
+    resume : bool, continue bit-identically from the checkpoint, if there is one; the first process
+        reads it and sends it to the others
 
     Raises
     ------
-    InputError
-        If the model mixes the examples of a batch, the partition has another number of clients than the plan,
-        a tap lies outside the plan, or noise per example meets Poisson batches (the noise on the batch would
-        depend on the batch's secret size); if the processes of a group were not given the same run; if a checkpoint
-        is damaged or belongs to another run.
+    InputError If the model mixes the examples of a batch, the partition has another number of
+        clients than the plan, a tap lies outside the plan, or noise per example meets Poisson
+        batches (the noise on the batch would depend on the batch's secret size); if the processes
+        of a group were not given the same run; if a checkpoint is damaged or belongs to another
+        run.
     WorkerError
         If another process of the run fails.
     """
     group = current_group()
-    monitor = Monitor(evaluation, evaluate_every, on_round, Path(checkpoint) if checkpoint else None)
+    monitor = Monitor(
+        evaluation, evaluate_every, on_round, Path(checkpoint) if checkpoint else None
+    )
     with group.together():  # what is wrong in one process is told to all
         check_per_example(model)
         positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
@@ -167,7 +177,9 @@ class Monitor:
         due = (round + 1) % self.every == 0 or round + 1 == job.plan.rounds
         return _score(job, weights, self.evaluation) if self.evaluation and due else None
 
-    def note(self, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps) -> None:
+    def note(
+        self, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps
+    ) -> None:
         """Save the state after the last round and report it."""
         if self.checkpoint:
             past = [(r.round, r.participants, r.accuracy) for r in history]
@@ -176,7 +188,9 @@ class Monitor:
             self.on_round(history[-1])
 
 
-def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: SingleProcess | Group) -> Start:
+def _start(
+    job: Job, taps: Taps, monitor: Monitor, resume: bool, group: SingleProcess | Group
+) -> Start:
     """Return where the run begins, in every process: at the first one's checkpoint, or at round 0."""
     path, content = monitor.checkpoint, None
     with group.together():
@@ -219,14 +233,25 @@ def _run(job: Job, start: Start, taps: Taps, monitor: Monitor, group: SingleProc
 
 def _score(job: Job, weights: Parameters, evaluation: Examples) -> float:
     """Return the accuracy, through the kernel where it takes these examples as well."""
-    form = compiled_form(job.model, evaluation) if isinstance(job.form, Network) and len(evaluation[1]) else None
-    return compiled_hits(form, weights, evaluation) / len(evaluation[1]) if isinstance(form, Network) else accuracy(
-        job.model, weights, evaluation
+    form = (
+        compiled_form(job.model, evaluation)
+        if isinstance(job.form, Network) and len(evaluation[1])
+        else None
+    )
+    return (
+        compiled_hits(form, weights, evaluation) / len(evaluation[1])
+        if isinstance(form, Network)
+        else accuracy(job.model, weights, evaluation)
     )
 
 
 def _engine(
-    model: nn.Module, train: Examples, plan: Plan, defense: Defense, engine: str | Sequence[str], chunk: int | None,
+    model: nn.Module,
+    train: Examples,
+    plan: Plan,
+    defense: Defense,
+    engine: str | Sequence[str],
+    chunk: int | None,
     loss: Loss,
 ) -> tuple[Network | Stack | None, int]:
     """Return the model in the form of the first engine that can do the work, and the clients per chunk.
@@ -242,11 +267,17 @@ def _engine(
         form: Network | Stack | str | None = None
         if name != "generic":
             build = compiled_form if name == "compiled" else _stacked_form
-            form = build(model, train, defense) if loss is cross_entropy else f"the clients minimise {loss}, a loss"
+            form = (
+                build(model, train, defense)
+                if loss is cross_entropy
+                else f"the clients minimise {loss}, a loss"
+            )
         if not isinstance(form, str):
             return form, clients
         reason = reason or form
-    raise InputError(f"engine = {engine!r} is not possible, since {reason} that it does not know: use 'auto'.")
+    raise InputError(
+        f"engine = {engine!r} is not possible, since {reason} that it does not know: use 'auto'."
+    )
 
 
 def _stacked_form(model: nn.Module, train: Examples, defense: Defense) -> Stack | str:
@@ -277,10 +308,12 @@ def _check_agreement(job: Job, parts: Fingerprint, group: SingleProcess | Group)
 
 
 def _check_noise_meets_sampling(plan: Plan, defense: Defense) -> None:
-    if plan.batch_sampling == "poisson" and any(place == "per_example" for place, _ in noisy(defense, "example")):
+    if plan.batch_sampling == "poisson" and any(
+        place == "per_example" for place, _ in noisy(defense, "example")
+    ):
         raise InputError(
             f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number of examples varies "
-            "and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp(\"batch\")."
+            'and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp("batch").'
         )
 
 
@@ -292,7 +325,11 @@ def _check(job: Job, taps: Taps, processes: int) -> None:
             f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make them equal."
         )
     for tap in taps.wanted:
-        if tap.round >= plan.rounds or tap.client >= plan.clients or tap.iteration >= plan.local_iterations:
+        if (
+            tap.round >= plan.rounds
+            or tap.client >= plan.clients
+            or tap.iteration >= plan.local_iterations
+        ):
             raise InputError(
                 f"{tap} lies outside the plan ({plan.rounds} rounds, {plan.clients} clients, "
                 f"{plan.local_iterations} local iterations, all counted from 0)."

@@ -1,7 +1,8 @@
 """The fast engine: one local iteration of several clients by explicit passes, without autograd.
 
-The weights of the stacked clients lie in one flat memory [k, P]. An iteration fills a second one with the noise, adds
-the clipped gradients to it, and takes the step: three passes over P numbers besides the network itself.
+The weights of the stacked clients lie in one flat memory [k, P]. An iteration fills a second one
+with the noise, adds the clipped gradients to it, and takes the step: three passes over P numbers
+besides the network itself.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +16,14 @@ from torch import nn
 
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.federated.contractions import Contraction, Contractions
-from fl_privacy_lib.federated.layers import Convolution, Layer, Pool, Shape, cross_entropy_gradient, known
+from fl_privacy_lib.federated.layers import (
+    Convolution,
+    Layer,
+    Pool,
+    Shape,
+    cross_entropy_gradient,
+    layer_of,
+)
 from fl_privacy_lib.models import Parameters
 
 BATCH_SLICE = 32  # examples of one client at a time: what lies in a core's cache; large batches go slice by slice
@@ -53,8 +61,9 @@ class Stack:
     layers : in the order in which they run
     slots : one for each parameter, in the model's order
     first : index of the first layer with parameters; nothing before it needs a gradient
-    crop : (height, width) of the part of an image that any output depends on, or None for flat examples
-        Pooling drops a last odd row; what only that row would have read is not computed at all.
+    crop : (height, width) of the part of an image that any output depends on, or None for flat
+        examples Pooling drops a last odd row; what only that row would have read is not computed at
+        all.
     """
 
     layers: tuple[Layer, ...]
@@ -118,10 +127,14 @@ class Stack:
             scale = factors(own) if factors else {}
             for slot, part_of_out in zip(self.slots, sums, strict=True):
                 found[slot.name].add_to(part_of_out, scale.get(slot.name))
-            norms = {name: torch.cat([norms[name], n], 1) for name, n in own.items()} if norms else own
+            norms = (
+                {name: torch.cat([norms[name], n], 1) for name, n in own.items()} if norms else own
+            )
         return norms
 
-    def _contractions(self, weights: Views, x: torch.Tensor, y: torch.Tensor, apart: bool) -> Contractions:
+    def _contractions(
+        self, weights: Views, x: torch.Tensor, y: torch.Tensor, apart: bool
+    ) -> Contractions:
         """Run the network forwards and backwards, and return each parameter's gradients as contractions."""
         if self.crop:
             x = x[..., : self.crop[0], : self.crop[1]].permute(0, 1, 3, 4, 2)
@@ -132,7 +145,9 @@ class Stack:
         g: torch.Tensor | None = cross_entropy_gradient(x, y)
         found: dict[tuple[int, str], Contraction] = {}
         for i in range(len(self.layers) - 1, self.first - 1, -1):
-            assert g is not None  # only the first layer with parameters returns None, and there the loop ends
+            assert (
+                g is not None
+            )  # only the first layer with parameters returns None, and there the loop ends
             g, sums = self.layers[i].backward(weights[i], g, kept.pop(), i == self.first, apart)
             found.update({(i, short): contraction for short, contraction in sums.items()})
         return {slot.name: found[slot.layer, slot.short] for slot in self.slots}
@@ -159,14 +174,18 @@ def stack(model: nn.Module, shape: Shape) -> Stack | None:
     >>> stack(nn.Sequential(nn.Linear(3, 2), nn.Dropout()), (3,)) is None
     True
     """
-    if type(model) is not nn.Sequential or _hooked(model) or any(not p.requires_grad for p in model.parameters()):
+    if (
+        type(model) is not nn.Sequential
+        or _hooked(model)
+        or any(not p.requires_grad for p in model.parameters())
+    ):
         return None
     # not named_children(), which leaves out a module that stands in the model twice
     modules = _rectify_late(list(model._modules.items()))
     own = [i for i, (_, module) in enumerate(modules) if list(module.parameters())]
     if not own or len({p.dtype for p in model.parameters()}) > 1:
         return None
-    layers = [known(module, i <= own[0]) for i, (_, module) in enumerate(modules)]
+    layers = [layer_of(module, i <= own[0]) for i, (_, module) in enumerate(modules)]
     if any(layer is None for layer in layers):
         return None
     found: list[Layer] = [layer for layer in layers if layer is not None]
@@ -180,13 +199,16 @@ def stack(model: nn.Module, shape: Shape) -> Stack | None:
 
 
 def _hooked(model: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()
+    )
 
 
 def _rectify_late(modules: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return the modules with every ReLU before a maximum moved behind it, where it has a quarter of the work.
 
-    ReLU is monotone, so it commutes with a maximum; where several pixels tie at zero, the gradient is zero.
+    ReLU is monotone, so it commutes with a maximum; where several pixels tie at zero, the gradient
+    is zero.
     """
     out = list(modules)
     for i in range(len(out) - 1):
@@ -215,18 +237,28 @@ def _needed(layers: list[Layer], sizes: list[Shape]) -> tuple[int, int]:
         if isinstance(layer, Convolution | Pool):
             spread = layer.dilation if isinstance(layer, Convolution) else (1, 1)
             if any(layer.padding):
-                height, width = sizes[i][:2]  # padding counts from the true edge: keep it where it is
+                height, width = sizes[i][
+                    :2
+                ]  # padding counts from the true edge: keep it where it is
                 continue
             height, width = (
                 (n - 1) * s + d * (k - 1) + 1
-                for n, s, d, k in zip((height, width), layer.stride, spread, layer.kernel, strict=True)
+                for n, s, d, k in zip(
+                    (height, width), layer.stride, spread, layer.kernel, strict=True
+                )
             )
     return height, width
 
 
-def _slots(model: nn.Module, modules: list[tuple[str, nn.Module]], layers: list[Layer]) -> tuple[Slot, ...] | None:
+def _slots(
+    model: nn.Module, modules: list[tuple[str, nn.Module]], layers: list[Layer]
+) -> tuple[Slot, ...] | None:
     """Return where each parameter lies, in the model's order, or None if two layers share one."""
-    places = {f"{name}.{short}": (i, short) for i, (name, m) in enumerate(modules) for short, _ in m.named_parameters()}
+    places = {
+        f"{name}.{short}": (i, short)
+        for i, (name, m) in enumerate(modules)
+        for short, _ in m.named_parameters()
+    }
     slots, start = [], 0
     for name, parameter in model.named_parameters():
         index, short = places.pop(name)

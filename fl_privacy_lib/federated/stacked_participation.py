@@ -19,7 +19,8 @@ from fl_privacy_lib.sampling import Plan
 def fusible(defense: Defense) -> bool:
     """Return whether a defence's local iterations are data that the engine can fuse.
 
-    Begin-of-participation draws and per-example rules of one's own see whole gradients, so they take the generic path.
+    Begin-of-participation draws and per-example rules of one's own see whole gradients, so they
+    take the generic path.
     """
     return defense.begin_client is None and type(defense.per_example) in (PerExample, type(None))
 
@@ -27,14 +28,16 @@ def fusible(defense: Defense) -> bool:
 def local_noise(defense: Defense, batch_size: int, round: int) -> float:
     """Return the standard deviation per coordinate of a batch mean's noise from the stages that are data.
 
-    Independent Gaussian draws add up to one Gaussian draw of the summed variance: exactly, not in the limit. B draws
-    at the examples of standard deviation s become one of s/√B on their mean.
+    Independent Gaussian draws add up to one Gaussian draw of the summed variance: exactly, not in
+    the limit. B draws at the examples of standard deviation s become one of s/√B on their mean.
     """
     rule = defense.per_example or PerExample()
     variance = rule.example_std(batch_size, round) ** 2 / batch_size
     late = defense.per_batch
     if isinstance(late, BatchNoise) and type(late) is BatchNoise:
-        variance += mean_std(late.noise_scale, late.clip.bound(round), batch_size, late.divide_by) ** 2
+        variance += (
+            mean_std(late.noise_scale, late.clip.bound(round), batch_size, late.divide_by) ** 2
+        )
     return variance**0.5
 
 
@@ -55,7 +58,9 @@ class StackedEngine:
     plan: Plan
     defense: Defense
 
-    def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
+    def train(
+        self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
+    ) -> list[Gradient]:
         """Return each client's update; see `participation.Engine`."""
         stack, plan, defense, round = self.stack, self.plan, self.defense, contexts[0].round
         start = stack.pack(self.weights, len(contexts))
@@ -64,23 +69,35 @@ class StackedEngine:
         views, sums = stack.views(flat), stack.sums(step)
         fused = defense.per_batch is None or type(defense.per_batch) is BatchNoise
         for iteration in range(plan.local_iterations):
-            index, mask = _together([client_batches[iteration] for client_batches in batches], self.examples[0].device)
+            index, mask = _together(
+                [client_batches[iteration] for client_batches in batches], self.examples[0].device
+            )
             x, y = self.examples[0][index], self.examples[1][index]
             _fill(step, contexts, local_noise(defense, plan.batch_size, round) * plan.batch_size)
             norms = _add(stack, views, x, y, mask, defense, round, sums)
             if not fused or iteration == plan.local_iterations - 1:
-                _tell(contexts, iteration, x, y, norms, [len(client_batches[iteration]) for client_batches in batches])
+                _tell(
+                    contexts,
+                    iteration,
+                    x,
+                    y,
+                    norms,
+                    [len(client_batches[iteration]) for client_batches in batches],
+                )
             if fused:
                 way.add_(step, alpha=-plan.local_lr / plan.batch_size)
             else:
                 _step_by_stage(stack, way, step, plan, defense, contexts)
             torch.add(start, way, out=flat)
         return [
-            {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()} for i in range(len(contexts))
+            {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()}
+            for i in range(len(contexts))
         ]
 
 
-def _together(batches: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _together(
+    batches: Sequence[np.ndarray], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the positions of all clients' batches, [k, B], and a mask [k, B] where some had to be padded."""
     sizes = np.array([len(batch) for batch in batches])
     longest = sizes.max()
@@ -138,7 +155,11 @@ def _add(
 
     def factors(norms: Gradient) -> Gradient:
         nonlocal done
-        scale = clip.factors(norms, round) if clip else {name: torch.ones_like(n) for name, n in norms.items()}
+        scale = (
+            clip.factors(norms, round)
+            if clip
+            else {name: torch.ones_like(n) for name, n in norms.items()}
+        )
         if mask is not None:
             width = next(iter(norms.values())).shape[1]
             scale = {name: f * mask[:, done : done + width] for name, f in scale.items()}
@@ -158,7 +179,10 @@ def _step_by_stage(
 ) -> None:
     """Pass every client's batch mean through a per_batch stage of one's own, and take the step."""
     for i, ctx in enumerate(contexts):
-        mean = {name: g.contiguous() for name, g in stack.unpack(step[i : i + 1] / plan.batch_size).items()}
+        mean = {
+            name: g.contiguous()
+            for name, g in stack.unpack(step[i : i + 1] / plan.batch_size).items()
+        }
         changed = defense.apply("per_batch", mean, ctx)
         for name, w in stack.unpack(way[i : i + 1]).items():
             w.sub_(plan.local_lr * changed[name])

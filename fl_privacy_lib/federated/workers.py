@@ -1,7 +1,8 @@
 """Workers: the processes of a run, started here or joined where somebody else started them (``torchrun``, Slurm).
 
-Every worker runs the same simulation. It trains its share of the round's blocks, all workers exchange a few partial
-sums, and each takes the server's step for itself: the sums and their order are the same everywhere, so the weights are.
+Every worker runs the same simulation. It trains its share of the round's blocks, all workers
+exchange a few partial sums, and each takes the server's step for itself: the sums and their order
+are the same everywhere, so the weights are.
 """
 
 import atexit
@@ -30,7 +31,9 @@ from fl_privacy_lib.federated.groups import (
     named_loss,
 )
 
-PATIENCE = timedelta(hours=1)  # for a process that lives and does not come; one that has ended is noticed at once
+PATIENCE = timedelta(
+    hours=1
+)  # for a process that lives and does not come; one that has ended is noticed at once
 STARTED = "started"
 
 
@@ -61,7 +64,9 @@ def _join_launched_group() -> None:
             f"WORLD_SIZE = {size} says that this is one of several processes, but they cannot be joined ({error}): "
             "start them with torchrun, or unset WORLD_SIZE."
         ) from None
-    atexit.register(_leave_group)  # not sooner: a second group could not be told from the first in the same store
+    atexit.register(
+        _leave_group
+    )  # not sooner: a second group could not be told from the first in the same store
 
 
 def _leave_group() -> None:
@@ -140,9 +145,13 @@ def _wait_until_started(pipes: Sequence[Connection]) -> None:
         )
 
 
-def run_worker(rank: int, size: int, folder: str, send: Connection, run: Callable[..., Any], arguments: tuple) -> None:
+def run_worker(
+    rank: int, size: int, folder: str, send: Connection, run: Callable[..., Any], arguments: tuple
+) -> None:
     """Be one worker: join, run, and on an error say why."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the first process raises
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C ends a worker at once; the first process raises
     try:
         torch.set_num_threads(1)
         send.send(STARTED)
@@ -150,7 +159,9 @@ def run_worker(rank: int, size: int, folder: str, send: Connection, run: Callabl
         run(*arguments)
         dist.destroy_process_group()
     except BaseException as error:
-        send.send((isinstance(error, ConnectionLost), f"worker {rank} ended with {describe(error)}"))
+        send.send(
+            (isinstance(error, ConnectionLost), f"worker {rank} ended with {describe(error)}")
+        )
         os._exit(1)
 
 
@@ -162,9 +173,13 @@ def cause_of_failure(helpers: list[Any], pipes: list[Connection]) -> str:
     ended = wait([helper.sentinel for helper in helpers], timeout=30)
     for helper in helpers:
         if helper.sentinel in ended:
-            helper.join(timeout=30)  # a process closes its files, and so is seen to end, before its exit code is there
+            helper.join(
+                timeout=30
+            )  # a process closes its files, and so is seen to end, before its exit code is there
     codes = {rank: helper.exitcode or 0 for rank, helper in enumerate(helpers, 1)}
-    silent = [f"worker {rank} was killed by signal {-code}" for rank, code in codes.items() if code < 0]
+    silent = [
+        f"worker {rank} was killed by signal {-code}" for rank, code in codes.items() if code < 0
+    ]
     messages = []
     for pipe in pipes:
         try:

@@ -12,7 +12,13 @@ from typing import Any
 import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.reproduction.claims import load_claims
-from fl_privacy_lib.reproduction.execution import check_disk, execute, resolved, say, timed
+from fl_privacy_lib.reproduction.execution import (
+    check_disk,
+    execute,
+    report_progress,
+    resolved,
+    timed,
+)
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.records import write_atomically
 from fl_privacy_lib.reproduction.settings import Settings
@@ -51,17 +57,28 @@ def parameters_page(chapters: Chapters) -> str:
     for number, kind in chapters.items():
         rows = parameter_rows(ROOT / "notebooks" / f"{kind.notebook}.ipynb")
         changed = [
-            [f"`{n}`", *(str(kind.profiles[p].get(n, value)) for p in ("smoke", "quick", "full") if p != "quick")]
+            [
+                f"`{n}`",
+                *(
+                    str(kind.profiles[p].get(n, value))
+                    for p in ("smoke", "quick", "full")
+                    if p != "quick"
+                ),
+            ]
             for n, value in kind().model_dump().items()
             if any(n in values for values in kind.profiles.values())
         ]
         quick = {name: value for name, _, value, _ in rows}
         table = Table(["parameter", "type", "quick (default)", "meaning"],
                       [[f"`{n}`", f"`{t}`", f"`{v}`", c] for n, t, v, c in rows])  # fmt: skip
-        profile = Table(["parameter", "smoke", "quick", "full"],
-                        [[n, f"`{s}`", f"`{quick[n.strip('`')]}`", f"`{f}`"] for n, s, f in changed])  # fmt: skip
-        parts.append(f"### `NB={number}`: {{doc}}`/notebooks/{kind.notebook}`\n\n{table.markdown()}\n\n"
-                     f"What the profiles change:\n\n{profile.markdown()}\n")  # fmt: skip
+        profile = Table(
+            ["parameter", "smoke", "quick", "full"],
+            [[n, f"`{s}`", f"`{quick[n.strip('`')]}`", f"`{f}`"] for n, s, f in changed],
+        )
+        parts.append(
+            f"### `NB={number}`: {{doc}}`/notebooks/{kind.notebook}`\n\n{table.markdown()}\n\n"
+            f"What the profiles change:\n\n{profile.markdown()}\n"
+        )
     return "\n".join(parts)
 
 
@@ -89,7 +106,8 @@ def fold_injected(path: Path) -> None:
 def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
     """Fill the staging copy: prose, executed notebooks, generated parts.
 
-    A notebook is executed into the copy of the last build and takes its place only when it is whole.
+    A notebook is executed into the copy of the last build and takes its place only when it is
+    whole.
     """
     chosen: list[Settings] = []
     for kind in chapters.values():  # all are checked before the first is run
@@ -120,12 +138,16 @@ def claims_page(chapters: Chapters) -> str:
     """Return the ledger as Markdown: how many claims have which verdict, then a table for each chapter."""
     parts = [summary_table().html()]
     for number in sorted({entry["chapter"] for entry in load_claims()}):
-        notebook = f"{{doc}}`/notebooks/{chapters[number].notebook}`\n\n" if number in chapters else ""
+        notebook = (
+            f"{{doc}}`/notebooks/{chapters[number].notebook}`\n\n" if number in chapters else ""
+        )
         parts.append(f"## Chapter {int(number)}\n\n{notebook}{claims_table(number).html()}")
     return "\n\n".join(parts) + "\n"
 
 
-def build(chapters: Chapters, profile: str = "quick", overrides: dict[str, Any] | None = None) -> Path:
+def build(
+    chapters: Chapters, profile: str = "quick", overrides: dict[str, Any] | None = None
+) -> Path:
     """Execute the notebooks and build the HTML, strictly; return the first page.
 
     Raises
@@ -142,7 +164,11 @@ def build(chapters: Chapters, profile: str = "quick", overrides: dict[str, Any] 
     def sphinx() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         write_atomically(BUILD / "jupyter-book.log", (done.stdout + done.stderr).encode())
-        warnings = [line for line in (done.stdout + done.stderr).splitlines() if "WARNING" in line or "ERROR" in line]
+        warnings = [
+            line
+            for line in (done.stdout + done.stderr).splitlines()
+            if "WARNING" in line or "ERROR" in line
+        ]
         if done.returncode or warnings:
             raise InputError(
                 f"the strict build found: {warnings[0] if warnings else done.stderr.strip()[-300:]} "
@@ -151,5 +177,5 @@ def build(chapters: Chapters, profile: str = "quick", overrides: dict[str, Any] 
 
     timed("build the HTML", sphinx)
     page = HTML / "index.html"
-    say(f"the book is at {page}")
+    report_progress(f"the book is at {page}")
     return page

@@ -1,7 +1,7 @@
 """The ledger of claims: each has a test on the measured rows, written down before the rows were.
 
-``results/claims.yml`` holds one entry for every table, figure, proposition and stated claim. What its test finds in
-the records is gathered here; `reproduction.verdict` decides what that amounts to.
+``results/claims.yml`` holds one entry for every table, figure, proposition and stated claim. What
+its test finds in the records is gathered here; `reproduction.verdict` decides what that amounts to.
 """
 
 import functools
@@ -34,8 +34,17 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast wher
 FIELDS = set("id paper where kind chapter statement table rows test setting refutation why".split())
 KINDS = ("table", "figure", "proposition", "claim")
 CHECKS = (
-    "values", "accounted", "rate_above", "rate_below", "fewer_iterations", "shown", "at_most", "ratio", "ahead", "best",
-)  # fmt: skip
+    "values",
+    "accounted",
+    "rate_above",
+    "rate_below",
+    "fewer_iterations",
+    "shown",
+    "at_most",
+    "ratio",
+    "ahead",
+    "best",
+)
 
 
 def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
@@ -45,7 +54,9 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
     for entry in entries:
         name = entry.get("id", "?")
         if unknown := set(entry) - FIELDS:
-            raise InputError(f"claim {name} has the unknown field {min(unknown)!r}: use {', '.join(sorted(FIELDS))}.")
+            raise InputError(
+                f"claim {name} has the unknown field {min(unknown)!r}: use {', '.join(sorted(FIELDS))}."
+            )
         if name in seen:
             raise InputError(f"claim {name} stands twice in {path}: give each an id of its own.")
         seen.add(name)
@@ -53,14 +64,17 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
         if "test" in entry:
             one_of(CHECKS, check=entry["test"]["check"])
         elif "why" not in entry:
-            raise InputError(f"claim {name} has neither a test nor a reason why it is not run: give one.")
+            raise InputError(
+                f"claim {name} has neither a test nor a reason why it is not run: give one."
+            )
     return entries
 
 
 def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     """Return a measured table ('paper/table') with the column `at_setting`, empty if nothing is recorded.
 
-    `at_setting` says whether a row ran at the table's published setting. A broken file is an `InputError`.
+    `at_setting` says whether a row ran at the table's published setting. A broken file is an
+    `InputError`.
     """
     path = folder / f"{table}.csv"
     if not path.exists():
@@ -97,9 +111,14 @@ def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in frame.to_dict("records"):
         there = {k: row[k] for k in (*keys, "seeds", "at_setting") if k in row}
-        there["key"] = {k: row[k] for k in keys}  # a budget is a key column and a metric of one name
+        there["key"] = {
+            k: row[k] for k in keys
+        }  # a budget is a key column and a metric of one name
         cell = found.setdefault(tuple(row[k] for k in keys), there)
-        cell |= {row["metric"] + name: row.get(part) for name, part in (("", "mean"), ("_std", "std"), ("_n", "n"))}
+        cell |= {
+            row["metric"] + name: row.get(part)
+            for name, part in (("", "mean"), ("_std", "std"), ("_n", "n"))
+        }
     return list(found.values())
 
 
@@ -119,12 +138,14 @@ class Comparison:
     held: bool = False
 
 
-def compare(table: str, frame: pd.DataFrame, metric: str = "", unpublished: bool = False) -> list[Comparison]:
+def compare(
+    table: str, frame: pd.DataFrame, metric: str = "", unpublished: bool = False
+) -> list[Comparison]:
     """Return every published value of a table, or of one metric, with each recorded cell of the same keys.
 
-    They stand in the printed order, values without a cell alone, and where they are asked for, cells without a value
-    after them. A value whose convention is not understood (`accounting.conventions.UNREPRODUCED`) never comes out, even
-    where it agrees.
+    They stand in the printed order, values without a cell alone, and where they are asked for,
+    cells without a value after them. A value whose convention is not understood
+    (`accounting.conventions.UNREPRODUCED`) never comes out, even where it agrees.
     """
     printed = select(comparable(table), {"metric": metric} if metric else {})
     keys = keys_of(printed)
@@ -137,10 +158,15 @@ def compare(table: str, frame: pd.DataFrame, metric: str = "", unpublished: bool
         asked, unit = row["measured_as"], row["unit"]
         own = [cell for cell in of_keys.get(tuple(row[k] for k in keys), []) if asked in cell]
         answered |= {id(cell) for cell in own}
-        close = [agrees(row["value"], cell[asked], cell[f"{asked}_std"], unit, row["metric"]) for cell in own]
+        close = [
+            agrees(row["value"], cell[asked], cell[f"{asked}_std"], unit, row["metric"])
+            for cell in own
+        ]
         understood = not any(entry.covers(paper, name, row) for entry in UNREPRODUCED)
         pairs = zip(own, close, strict=True)
-        found += [Comparison(row, cell, c and understood) for cell, c in pairs] or [Comparison(row, None)]
+        found += [Comparison(row, cell, c and understood) for cell, c in pairs] or [
+            Comparison(row, None)
+        ]
     alone = (cell for own in of_keys.values() for cell in own if id(cell) not in answered)
     return found + [Comparison(None, cell) for cell in alone if unpublished]
 
@@ -154,8 +180,9 @@ def judge(compared: Iterable[Comparison]) -> Verdict:
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
     """Return the verdict on a claim, computed from the records.
 
-    What counts are the rows at the table's published setting, with the departures that the entry names. A claim is
-    refuted by a counter-example in such rows, together with the argument that the entry gives.
+    What counts are the rows at the table's published setting, with the departures that the entry
+    names. A claim is refuted by a counter-example in such rows, together with the argument that the
+    entry gives.
     """
     if "test" not in entry:
         return replace(decide(Evidence(recorded=False)), note=entry["why"])
@@ -171,7 +198,9 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
         counter = check(refutation["test"], entry, select(rest, refutation["rows"]))
     found = decide(Evidence(len(rows) > 0, len(full) > 0, tuple(held), tuple(counter)))
     notes = {
-        Status.NOT_RUN: "the cells it compares are not all recorded yet" if len(rows) else "nothing recorded yet",
+        Status.NOT_RUN: "the cells it compares are not all recorded yet"
+        if len(rows)
+        else "nothing recorded yet",
         Status.REDUCED_SETTING: "" if setting is not None else "no published setting is known",
         Status.REFUTED: refutation.get("argument", ""),
     }
@@ -180,10 +209,18 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
 
 def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:
     """Return which data sets of a published table are recorded, where some are not and the claim names none."""
-    if "dataset" in entry.get("rows", {}) or "dataset" not in frame or not has_published(entry["table"]):
+    if (
+        "dataset" in entry.get("rows", {})
+        or "dataset" not in frame
+        or not has_published(entry["table"])
+    ):
         return ""
-    names, own = (sorted(set(f.get("dataset", ()))) for f in (load_published(entry["table"]), frame))
-    return f"{len(own)} of {len(names)} data sets: {', '.join(own)}" if set(own) < set(names) else ""
+    names, own = (
+        sorted(set(f.get("dataset", ()))) for f in (load_published(entry["table"]), frame)
+    )
+    return (
+        f"{len(own)} of {len(names)} data sets: {', '.join(own)}" if set(own) < set(names) else ""
+    )
 
 
 def in_words(test: dict[str, Any]) -> str:
@@ -205,7 +242,9 @@ def _words(test: dict[str, Any]) -> str:
         case "rate_above" | "rate_below":
             return f"{metric} {kind.removeprefix('rate_')} {test['bound']}, with its interval"
         case "fewer_iterations":
-            return f"{_told(test['rows'])} needs fewer iterations than {_told(test['than'])}"
+            return (
+                f"{_row_label(test['rows'])} needs fewer iterations than {_row_label(test['than'])}"
+            )
         case "shown" | "at_most":
             return f"{metric} {'≥' if kind == 'shown' else '≤'} {test['bound']}"
         case "ratio":
@@ -216,27 +255,34 @@ def _words(test: dict[str, Any]) -> str:
             by, errors = test.get("by", 0), test.get("errors")
             margin = f" less {-by}" if by < 0 else f" by {by}" if by else ""
             margin += f" by {errors} standard errors" if errors else ""
-            return f"{metric} of {_told(test['rows'])} above that of {_told(test['than'])}{margin}"
-    raise AssertionError(f"the check {kind!r} has no words")  # a programmer's mistake: the ledger's form is checked
+            return f"{metric} of {_row_label(test['rows'])} above that of {_row_label(test['than'])}{margin}"
+    raise AssertionError(
+        f"the check {kind!r} has no words"
+    )  # a programmer's mistake: the ledger's form is checked
 
 
-def _told(rows: dict[str, Any]) -> str:
-    return ", ".join(" or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values())
+def _row_label(rows: dict[str, Any]) -> str:
+    return ", ".join(
+        " or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values()
+    )
 
 
 def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> list[bool]:
     """Return, for each recorded cell, whether the test holds there.
 
-    values, accounted, ratio : the published value of the same keys comes out, a time as a ratio to the non-private one;
-        `published` names the table where it is another
+    values, accounted, ratio : the published value of the same keys comes out, a time as a ratio to
+        the non-private one; `published` names the table where it is another
     rate_above, rate_below : the Wilson interval of the success rate lies above, or below, `bound`
-    fewer_iterations : `rows` needs fewer attack iterations to success than `than`, data set by data set
-    shown : the metric `metric` is at least `bound`: a number, or the name of another metric of the same cell
+    fewer_iterations : `rows` needs fewer attack iterations to success than `than`, data set by data
+        set
+    shown : the metric `metric` is at least `bound`: a number, or the name of another metric of the
+        same cell
     at_most : the metric `metric` is at most `bound`
-    ahead : the metric of `rows` is above that of `than`, both at equal values of the columns `on`, by more than
-        `errors` standard errors of the difference and `by` besides (negative: it is not that far behind)
-    best : among the rows with equal values of the columns `on`, where the column `over` has all of `levels`, the metric
-        is highest at one of `at`
+    ahead : the metric of `rows` is above that of `than`, both at equal values of the columns `on`,
+        by more than `errors` standard errors of the difference and `by` besides (negative: it is
+        not that far behind)
+    best : among the rows with equal values of the columns `on`, where the column `over` has all of
+        `levels`, the metric is highest at one of `at`
     """
     kind = test["check"]
     if kind in ("values", "accounted", "ratio"):
@@ -244,8 +290,14 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
         return [c.held for c in compared if c.cell]
     if kind in ("rate_above", "rate_below"):
         rates = frame[frame["metric"] == test.get("metric", "attack_success_rate")]
-        bounds = [wilson_interval(round(r["mean"] * int(r["n"])), int(r["n"])) for _, r in rates.iterrows()]
-        return [low > test["bound"] if kind == "rate_above" else high < test["bound"] for low, high in bounds]
+        bounds = [
+            wilson_interval(round(r["mean"] * int(r["n"])), int(r["n"]))
+            for _, r in rates.iterrows()
+        ]
+        return [
+            low > test["bound"] if kind == "rate_above" else high < test["bound"]
+            for low, high in bounds
+        ]
     if kind == "fewer_iterations":
         needed = frame[frame["metric"] == "attack_iterations"]
         small, large = select(needed, test["rows"]), select(needed, test["than"])
@@ -255,15 +307,27 @@ def check(test: dict[str, Any], entry: dict[str, Any], frame: pd.DataFrame) -> l
     if kind == "ahead":
         one, other = select(own, test["rows"]), select(own, test["than"])
         pairs = one.merge(other, on=test["on"], suffixes=("", "_than"))
-        squares = [pairs["std" + part] ** 2 / pairs["n" + part].astype(int) for part in ("", "_than")]
+        squares = [
+            pairs["std" + part] ** 2 / pairs["n" + part].astype(int) for part in ("", "_than")
+        ]
         needed = test["errors"] * (squares[0] + squares[1]) ** 0.5 + test.get("by", 0.0)
         return list(pairs["mean"] - pairs["mean_than"] > needed)
     if kind == "best":
-        groups: list[Any] = [group.set_index(test["over"])["mean"] for _, group in own.groupby(test["on"])]
-        whole = [group for group in groups if {str(level) for level in test["levels"]} <= set(group.index)]
-        return [bool(group.index[group == group.max()].isin([str(level) for level in test["at"]]).any())
-                for group in whole]  # fmt: skip
+        groups: list[Any] = [
+            group.set_index(test["over"])["mean"] for _, group in own.groupby(test["on"])
+        ]
+        whole = [
+            group
+            for group in groups
+            if {str(level) for level in test["levels"]} <= set(group.index)
+        ]
+        return [
+            bool(group.index[group == group.max()].isin([str(level) for level in test["at"]]).any())
+            for group in whole
+        ]
     values, bound = own["mean"].to_numpy(), test["bound"]
-    if isinstance(bound, str):  # the rows of a cell stand together, so both metrics come in the cells' order
+    if isinstance(
+        bound, str
+    ):  # the rows of a cell stand together, so both metrics come in the cells' order
         bound = frame[frame["metric"] == bound]["mean"].to_numpy()
     return list(values <= bound if kind == "at_most" else values >= bound)

@@ -11,7 +11,9 @@ from fl_privacy_lib._checks import InputError
 def pick_device(name: str) -> torch.device:
     """Return the device 'cpu', 'cuda' or 'auto' (a CUDA device where there is one, else the CPU)."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device = 'cuda', but this machine shows no CUDA device: use device=auto or device=cpu.")
+        raise InputError(
+            "device = 'cuda', but this machine shows no CUDA device: use device=auto or device=cpu."
+        )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

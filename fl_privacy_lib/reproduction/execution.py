@@ -13,7 +13,7 @@ from typing import Any
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, load, verify
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import write_atomically
 from fl_privacy_lib.reproduction.settings import Settings
 
@@ -28,10 +28,14 @@ def check_disk(folder: Path, mebibytes: int = NEEDED_MIB) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"{folder} cannot be written ({error.strerror}): make it a writable folder.") from None
+        raise InputError(
+            f"{folder} cannot be written ({error.strerror}): make it a writable folder."
+        ) from None
     free = shutil.disk_usage(folder).free // 2**20
     if free < mebibytes:
-        raise InputError(f"only {free} MiB are free in {folder}, {mebibytes} MiB are needed: free some space.")
+        raise InputError(
+            f"only {free} MiB are free in {folder}, {mebibytes} MiB are needed: free some space."
+        )
 
 
 def resolved(settings: Settings) -> Settings:
@@ -56,12 +60,18 @@ def resolved(settings: Settings) -> Settings:
     for one in dict.fromkeys((name, batch)):
         fetch(one, root)
         verify(one, root)
-        if one.startswith("npz:"):  # a reader's own arrays are read now: a fault in them shows before the work
+        if one.startswith(
+            "npz:"
+        ):  # a reader's own arrays are read now: a fault in them shows before the work
             load(one, root)
         if settings.needs_images and one in DATASETS and DATASETS[one].kind != "image":
-            raise InputError(f"dataset = {one!r} has no images to reconstruct: use digits, mnist, lfw or cifar10.")
+            raise InputError(
+                f"dataset = {one!r} has no images to reconstruct: use digits, mnist, lfw or cifar10."
+            )
     found = {"dataset": name, "batch_dataset": batch}
-    return settings.model_copy(update={field: value for field, value in found.items() if hasattr(settings, field)})
+    return settings.model_copy(
+        update={field: value for field, value in found.items() if hasattr(settings, field)}
+    )
 
 
 def last_time(step: str) -> str:
@@ -84,20 +94,21 @@ def _times() -> dict[str, float]:
 
 def timed(step: str, action: Callable[[], Any]) -> Any:
     """Run a step, saying that it runs, how long it took last time, and how long it took now."""
-    say(f"{step} …{last_time(step)}")
+    report_progress(f"{step} …{last_time(step)}")
     started = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - started
     note_time(step, seconds)
-    say(f"{step}: {seconds:.0f} s")
+    report_progress(f"{step}: {seconds:.0f} s")
     return result
 
 
 def execute(settings: Settings, target: Path) -> Path:
     """Execute a chapter's notebook with these settings and put the result at `target`, whole.
 
-    Papermill writes beside the target while cells finish; only a notebook that ran to its end takes its place.
-    Finished points are kept by the library, so that the same command goes on where it stopped.
+    Papermill writes beside the target while cells finish; only a notebook that ran to its end takes
+    its place. Finished points are kept by the library, so that the same command goes on where it
+    stopped.
 
     Raises
     ------
@@ -118,12 +129,16 @@ def execute(settings: Settings, target: Path) -> Path:
             kernel_name="python3",
             progress_bar=False,
             stderr_file=sys.stderr,
-            extra_arguments=["--IPKernelApp.log_level=50"],  # the kernel's own messages concern no reader
+            extra_arguments=[
+                "--IPKernelApp.log_level=50"
+            ],  # the kernel's own messages concern no reader
         )
     except PapermillExecutionError as error:
         kind = "" if error.ename == "InputError" else f"{error.ename}: "
         reason = f"{kind}{error.evalue}".rstrip(".")
-        raise InputError(f"{settings.notebook} stopped: {reason} (how far it came: {partial}).") from None
+        raise InputError(
+            f"{settings.notebook} stopped: {reason} (how far it came: {partial})."
+        ) from None
     partial.replace(target)
     return target
 
@@ -136,5 +151,7 @@ def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
     if len(safe) > 120:  # cut names would meet
         safe = f"{safe[:110]}_{hashlib.sha256(safe.encode()).hexdigest()[:8]}"
     target = ROOT / "runs" / f"{kind.notebook}__{safe}.ipynb"
-    say(f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items()))
+    report_progress(
+        f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items())
+    )
     return timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))

@@ -150,11 +150,20 @@ def draw_route(filled: dict[str, str] | None = None) -> Figure:
         axes.text((left + right) / 2, 1.2, text, ha="center", va="bottom", color=QUIET, fontsize=9)
     for i, (text, tap, stage, threat) in enumerate(ROUTE):
         strong = stage in filled
-        box: dict[str, Any] = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": WARN if strong else INK,
-               "linewidth": 2.2 if strong else 1.1}  # fmt: skip
+        box: dict[str, Any] = {
+            "boxstyle": "round,pad=0.35",
+            "facecolor": "white",
+            "edgecolor": WARN if strong else INK,
+            "linewidth": 2.2 if strong else 1.1,
+        }
         axes.text(i, 0.66, text, ha="center", va="center", bbox=box, fontsize=9.5)
         if i:
-            axes.annotate("", (i - 0.34, 0.66), (i - 0.66, 0.66), arrowprops={"arrowstyle": "-|>", "color": INK})
+            axes.annotate(
+                "",
+                (i - 0.34, 0.66),
+                (i - 0.66, 0.66),
+                arrowprops={"arrowstyle": "-|>", "color": INK},
+            )
         axes.text(i, 0.1, filled.get(stage, stage), ha="center", va="center", fontsize=8.5,
                   color=WARN if strong else QUIET, style="normal" if strong else "italic")  # fmt: skip
         axes.plot([i, i], [-0.08, -0.4], color=ACCENT, lw=1.4)
@@ -166,14 +175,19 @@ def draw_route(filled: dict[str, str] | None = None) -> Figure:
 
 def show_image(axes: Axes, image: np.ndarray) -> None:
     """Draw one image [C, H, W] in [0, 1], grey or RGB, without axes."""
-    axes.imshow(np.moveaxis(image, 0, -1).squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.imshow(
+        np.moveaxis(image, 0, -1).squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+    )
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set(visible=True, color="#cbd2d9")
 
 
 def image_grid(
-    rows: Sequence[Sequence[np.ndarray]], row_names: Sequence[str], column_names: Sequence[str], size: float = 0.95
+    rows: Sequence[Sequence[np.ndarray]],
+    row_names: Sequence[str],
+    column_names: Sequence[str],
+    size: float = 0.95,
 ) -> Figure:
     """Draw images [C, H, W] in rows and columns with a name for each.
 
@@ -183,7 +197,9 @@ def image_grid(
     size : inches an image takes
     """
     count, width = len(rows), len(column_names)
-    figure, grid = plt.subplots(count, width, figsize=(size * width + 2.1, size * count + 0.35), squeeze=False)
+    figure, grid = plt.subplots(
+        count, width, figsize=(size * width + 2.1, size * count + 0.35), squeeze=False
+    )
     for r, images in enumerate(rows):
         for c in range(width):
             image = images[c] if c < len(images) else None
@@ -193,7 +209,9 @@ def image_grid(
                 show_image(grid[r, c], image)
             if r == 0:
                 grid[r, c].set_title(column_names[c], fontsize=9)
-        grid[r, 0].set_ylabel(row_names[r], rotation=0, ha="right", va="center", fontsize=9, labelpad=8)
+        grid[r, 0].set_ylabel(
+            row_names[r], rotation=0, ha="right", va="center", fontsize=9, labelpad=8
+        )
     return figure
 
 
@@ -202,7 +220,8 @@ def success_chart(cells: Sequence[dict[str, Any]]) -> Figure:
 
     Parameters
     ----------
-    cells : dicts with name, naive (successes, trials) and, where one exists, clip_aware (successes, trials)
+    cells : dicts with name, naive (successes, trials) and, where one exists, clip_aware (successes,
+        trials)
     """
     figure, axes = plt.subplots(figsize=(7.2, 0.42 * len(cells) + 0.9))
     for row, cell in enumerate(cells):
@@ -214,7 +233,11 @@ def success_chart(cells: Sequence[dict[str, Any]]) -> Figure:
             style = SERIES[0 if attacker == "naive" else 1]
             axes.plot([low, high], [row + shift] * 2, color=style["color"], lw=1.4)
             axes.plot(successes / trials, row + shift, style["marker"], color=style["color"], ms=6)
-    axes.set(xlim=(-0.02, 1.02), ylim=(len(cells) - 0.5, -0.5), xlabel="fraction of private images recovered")
+    axes.set(
+        xlim=(-0.02, 1.02),
+        ylim=(len(cells) - 0.5, -0.5),
+        xlabel="fraction of private images recovered",
+    )
     axes.set_yticks(range(len(cells)), [cell["name"] for cell in cells])
     axes.grid(axis="x", color="#e4e7eb")
     handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=1.4) for s in SERIES[:2]]
@@ -236,13 +259,20 @@ def _styles(groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return name → colour, marker and line, the same in every group."""
     names = dict.fromkeys(name for series in groups.values() for name in series)
     if len(names) > len(SERIES):
-        raise ValueError(f"{len(names)} curves, but only {len(SERIES)} can be told apart: leave some out.")
+        raise ValueError(
+            f"{len(names)} curves, but only {len(SERIES)} can be told apart: leave some out."
+        )
     return dict(zip(names, SERIES, strict=False))
 
 
 def panels(
-    groups: dict[str, dict[str, Curve]], xlabel: str, ylabel: str, columns: int = 2,
-    size: tuple[float, float] | None = None, reference: Reference | None = None, **axes_settings: Any,
+    groups: dict[str, dict[str, Curve]],
+    xlabel: str,
+    ylabel: str,
+    columns: int = 2,
+    size: tuple[float, float] | None = None,
+    reference: Reference | None = None,
+    **axes_settings: Any,
 ) -> Figure:
     """Draw groups of named curves, a panel each, with one legend: a name looks the same in every panel.
 
@@ -250,11 +280,16 @@ def panels(
     ----------
     groups : title → name → (x, y); a figure without a curve says that nothing is recorded
     size : inches; None: by the number of panels
-    reference : name and height of a horizontal line in every panel, or title → height, None for a panel without one
+    reference : name and height of a horizontal line in every panel, or title → height, None for a
+        panel without one
     """
     style = _styles(groups)
     name_of_line, height = reference or ("", {})
-    heights = {t: h for t in groups if (h := height.get(t) if isinstance(height, Mapping) else height) is not None}
+    heights = {
+        t: h
+        for t in groups
+        if (h := height.get(t) if isinstance(height, Mapping) else height) is not None
+    }
     columns = max(1, min(columns, len(groups)))
     rows = max(1, -(-len(groups) // columns))
     size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))
@@ -295,7 +330,9 @@ Banded = tuple[float, float, float, float]
 
 
 def banded_curves(
-    groups: dict[str, dict[str, Sequence[Banded]]], xlabel: str, marks: dict[str, float] | None = None,
+    groups: dict[str, dict[str, Sequence[Banded]]],
+    xlabel: str,
+    marks: dict[str, float] | None = None,
     **axes_settings: Any,
 ) -> Figure:
     """Draw curves with their bands, a panel for each quantity above one axis.
@@ -306,7 +343,9 @@ def banded_curves(
     marks : name → x of a vertical line
     """
     style = _styles(groups)
-    figure, grid = plt.subplots(len(groups), 1, figsize=(6.8, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False)
+    figure, grid = plt.subplots(
+        len(groups), 1, figsize=(6.8, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
+    )
     for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
         for name, points in series.items():
             x, y, low, high = zip(*points, strict=True)
@@ -317,14 +356,24 @@ def banded_curves(
         axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
         axes.grid(color="#e4e7eb")
     for name, mark in (marks or {}).items():
-        grid[0, 0].annotate(name, (mark, 1.0), (2, 2), textcoords="offset points", fontsize=8, color=QUIET, rotation=60)
+        grid[0, 0].annotate(
+            name,
+            (mark, 1.0),
+            (2, 2),
+            textcoords="offset points",
+            fontsize=8,
+            color=QUIET,
+            rotation=60,
+        )
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:
         grid[-1, 0].legend()
     return figure
 
 
-def value_chart(rows: Sequence[tuple[str, float, str]], xlabel: str, reference: float | None = None) -> Figure:
+def value_chart(
+    rows: Sequence[tuple[str, float, str]], xlabel: str, reference: float | None = None
+) -> Figure:
     """Draw one number a row on a logarithmic axis, each written beside its mark.
 
     Parameters
@@ -336,8 +385,15 @@ def value_chart(rows: Sequence[tuple[str, float, str]], xlabel: str, reference: 
     styles = dict(zip(dict.fromkeys(standing for *_, standing in rows), SERIES, strict=False))
     for row, (_, value, standing) in enumerate(rows):
         axes.plot(value, row, styles[standing]["marker"], color=styles[standing]["color"], ms=8)
-        axes.annotate(f"{value:.3g}", (value, row), (9, 0), textcoords="offset points", va="center", fontsize=9,
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+        axes.annotate(
+            f"{value:.3g}",
+            (value, row),
+            (9, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )
     if reference is not None:
         axes.axvline(reference, color=QUIET, lw=1, zorder=0)
     axes.set(xscale="log", ylim=(len(rows) - 0.5, -0.5), xlabel=xlabel)
@@ -346,5 +402,7 @@ def value_chart(rows: Sequence[tuple[str, float, str]], xlabel: str, reference: 
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
     axes.grid(axis="x", color="#e4e7eb")
     handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=0) for s in styles.values()]
-    axes.legend(handles, list(styles), loc="lower center", bbox_to_anchor=(0.4, 1), ncols=len(styles))
+    axes.legend(
+        handles, list(styles), loc="lower center", bbox_to_anchor=(0.4, 1), ncols=len(styles)
+    )
     return figure

@@ -27,9 +27,13 @@ def data_root() -> Path:
     folder = Path(named).expanduser()
     folder = folder if folder.is_absolute() else (Path.cwd() / folder).resolve()
     if not folder.is_dir():
-        raise InputError(f"FL_PRIVACY_DATA = {named} is not a folder: name the data sets' folder, or unset it.")
+        raise InputError(
+            f"FL_PRIVACY_DATA = {named} is not a folder: name the data sets' folder, or unset it."
+        )
     if not os.access(folder, os.R_OK | os.X_OK):
-        raise InputError(f"FL_PRIVACY_DATA = {named} cannot be read: change its rights, or name another folder.")
+        raise InputError(
+            f"FL_PRIVACY_DATA = {named} cannot be read: change its rights, or name another folder."
+        )
     os.environ["FL_PRIVACY_DATA"] = str(folder)  # processes of ours may start in another folder
     return folder
 

@@ -20,7 +20,7 @@ import torch
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import Dataset, available, load
 from fl_privacy_lib.reproduction.paths import data_root, decoded_cache, point_cache
-from fl_privacy_lib.reproduction.progress import left, say
+from fl_privacy_lib.reproduction.progress import report_progress, time_left
 from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache
 
 P = TypeVar("P")
@@ -43,7 +43,8 @@ def finished(
     ----------
     chapter : number of the chapter, whose finished points are kept together
     points : cells of its grid, hashable; equal ones are computed once
-    compute : a point → its arrays; importable by name, or a `functools.partial` of such, since workers call it
+    compute : a point → its arrays; importable by name, or a `functools.partial` of such, since
+        workers call it
     key : a point → every setting that its result depends on
     words : a line of progress
     label : stands before each such line
@@ -51,8 +52,8 @@ def finished(
 
     Notes
     -----
-    Two threads that wait for each other at every small operation lose more than they win, above all on a busy
-    machine; two processes win almost a factor of two.
+    Two threads that wait for each other at every small operation lose more than they win, above all
+    on a busy machine; two processes win almost a factor of two.
     """
     cache, started = PointCache(point_cache(chapter)), time.perf_counter()
     distinct = list(dict.fromkeys(points))
@@ -68,21 +69,30 @@ def finished(
         if point not in seen:
             seen[point] = running[point].result() if point in running else task(point, key(point))
             fresh = len(set(seen).intersection(missing))
-            time_left = left(started, fresh, len(missing)) if point in missing else "kept from before"
+            remaining = (
+                time_left(started, fresh, len(missing)) if point in missing else "kept from before"
+            )
             seconds = float(seen[point]["seconds"])
-            say(f"{label}{len(seen)}/{len(distinct)} {words(point, seen[point])}, {seconds:.0f} s; {time_left}")
+            report_progress(
+                f"{label}{len(seen)}/{len(distinct)} {words(point, seen[point])}, {seconds:.0f} s; {remaining}"
+            )
         yield point, seen[point]
 
 
-def _finish(chapter: str, compute: Callable[[Any], Result], point: Any, key: dict[str, object]) -> Result:
+def _finish(
+    chapter: str, compute: Callable[[Any], Result], point: Any, key: dict[str, object]
+) -> Result:
     """Return one point's result, from the cache or computed and cached. Runs in a worker or in the caller."""
     return PointCache(point_cache(chapter)).get(key, lambda: compute(point))
 
 
 @functools.cache
 def _pool(workers: int) -> ProcessPoolExecutor:
-    # spawned, not forked: a fork of a process that has run torch may hang; kept, since each start costs seconds
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),))
+    # spawned, not forked: a fork of a process that has run torch may hang; kept, since each start
+    # costs seconds
+    return ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),)
+    )
 
 
 @contextlib.contextmanager
@@ -113,7 +123,7 @@ def _start_worker(parent: int) -> None:
 
 
 @functools.cache
-def loaded(name: str, train_only: bool = True) -> Dataset:
+def load_cached(name: str, train_only: bool = True) -> Dataset:
     """Return a data set, once a process; with `train_only` only its training part, since every worker holds a copy."""
     data = load(name, data_root(), decoded_cache())
     if not train_only:
@@ -129,7 +139,7 @@ def labelled(name: str) -> Dataset:
     return replace(data, train_x=none, validation_x=none, test_x=none)
 
 
-def readable(name: str) -> Dataset | None:
+def load_if_available(name: str) -> Dataset | None:
     """Return a data set without its inputs, or None where its files are absent or damaged."""
     try:
         return labelled(name) if available(name, data_root()) else None
@@ -166,8 +176,14 @@ def record_points(
     meta : a point → seeds, profile, device
     """
     own = {"seeds"}  # stands among the record's own columns
-    record = MeasuredTable(folder / f"{table}.csv", [k for k in (*keys(points[0]), "metric") if k not in own])
+    record = MeasuredTable(
+        folder / f"{table}.csv", [k for k in (*keys(points[0]), "metric") if k not in own]
+    )
     missing = [point for point in points if record.rows_of(keys(point)).empty]
-    say(f"{table}: {len(points) - len(missing)} of {len(points)} points are recorded already")
+    report_progress(
+        f"{table}: {len(points) - len(missing)} of {len(points)} points are recorded already"
+    )
     for point, result in run(missing):
-        record.add(keys(point), metrics(point, result), seconds=float(result["seconds"]), **meta(point))
+        record.add(
+            keys(point), metrics(point, result), seconds=float(result["seconds"]), **meta(point)
+        )

@@ -4,12 +4,12 @@ import sys
 import time
 
 
-def say(text: str) -> None:
+def report_progress(text: str) -> None:
     """Write one line of progress."""
     print(f"· {text}", file=sys.stderr, flush=True)
 
 
-def left(started: float, done: int, total: int) -> str:
+def time_left(started: float, done: int, total: int) -> str:
     """Return the time left in words, from the time the finished part took."""
     seconds = (time.perf_counter() - started) / max(done, 1) * (total - done)
     return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"

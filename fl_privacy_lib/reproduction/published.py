@@ -37,12 +37,16 @@ def keys_of(printed: pd.DataFrame) -> list[str]:
 def comparable(table: str) -> pd.DataFrame:
     """Return a published table as the records can answer it, with the measured metric in the column `measured_as`.
 
-    Times become ratios to the non-private one, since those of two machines compare only so; a budget in a key column is
-    a value of its own; a boolean is answered by a success rate.
+    Times become ratios to the non-private one, since those of two machines compare only so; a
+    budget in a key column is a value of its own; a boolean is answered by a success rate.
     """
     printed = load_published(table)
     times = printed["unit"].isin(["ms", "s"])
-    base = printed[times & (printed["method"] == "non_private")].set_index("dataset")["value"].astype(float)
+    base = (
+        printed[times & (printed["method"] == "non_private")]
+        .set_index("dataset")["value"]
+        .astype(float)
+    )
     if times.any() and len(base):
         ratios = printed["value"][times].astype(float) / printed["dataset"][times].map(base)
         printed.loc[times, ["metric", "unit"]] = ["ratio_to_non_private", "ratio"]
@@ -51,8 +55,14 @@ def comparable(table: str) -> pd.DataFrame:
     if "target_epsilon" in printed:
         named = [c for c in ("dataset", "accounting", "target_epsilon") if c in printed]
         budgets = printed.loc[printed["target_epsilon"].str.match(r"\d"), named].drop_duplicates()
-        own = {"metric": "target_epsilon", "unit": "dimensionless", "value": budgets["target_epsilon"]}
+        own = {
+            "metric": "target_epsilon",
+            "unit": "dimensionless",
+            "value": budgets["target_epsilon"],
+        }
         rest = {c: "not_applicable" for c in keys_of(printed) if c not in named}
         printed = pd.concat([printed, budgets.assign(**rest, **own)], ignore_index=True)
     answered = printed["metric"].map(lambda metric: MEASURED_AS.get(metric, metric))
-    return printed.assign(measured_as=answered.mask(printed["unit"] == "boolean", "attack_success_rate"))
+    return printed.assign(
+        measured_as=answered.mask(printed["unit"] == "boolean", "attack_success_rate")
+    )

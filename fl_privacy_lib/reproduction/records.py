@@ -1,7 +1,8 @@
 """Records: measured rows in CSV files, and finished points of a live run.
 
-Both are written whole, to a temporary file that then takes the old one's place. A run that is killed leaves
-the old file or the new one, never a half; what was finished is found again by its key.
+Both are written whole, to a temporary file that then takes the old one's place. A run that is
+killed leaves the old file or the new one, never a half; what was finished is found again by its
+key.
 """
 
 import datetime
@@ -30,7 +31,11 @@ Values = dict[str, dict[str, Any]]  # metric → {mean, std, n}
 def numbers(values: Any) -> dict[str, Any]:
     """Return mean, standard deviation and number of one value a run."""
     array = np.asarray(values, dtype=float)
-    return {"mean": float(array.mean()), "std": float(array.std(ddof=1)) if array.size > 1 else 0.0, "n": array.size}
+    return {
+        "mean": float(array.mean()),
+        "std": float(array.std(ddof=1)) if array.size > 1 else 0.0,
+        "n": array.size,
+    }
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -45,7 +50,9 @@ def write_atomically(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise InputError(f"{path.parent} cannot be written ({error.strerror}): free space or rights there.") from None
+        raise InputError(
+            f"{path.parent} cannot be written ({error.strerror}): free space or rights there."
+        ) from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -55,13 +62,17 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
-        raise InputError(f"{path} could not be written ({error.strerror}): free some space and run again.") from None
+        raise InputError(
+            f"{path} could not be written ({error.strerror}): free some space and run again."
+        ) from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def read_record(path: Path, columns: Iterable[str] = ("metric", "mean", "std", "n")) -> pd.DataFrame:
+def read_record(
+    path: Path, columns: Iterable[str] = ("metric", "mean", "std", "n")
+) -> pd.DataFrame:
     """Return a record's rows: `mean`, `std` and `seconds` as numbers, all else as text.
 
     Raises
@@ -75,9 +86,13 @@ def read_record(path: Path, columns: Iterable[str] = ("metric", "mean", "std", "
         missing = [c for c in columns if c not in table]
         if missing:
             raise ValueError(f"it lacks the column {missing[0]!r}")
-        holes = (table == "").any(axis=1).to_numpy()  # no record has an empty field, and each ends its last line
+        holes = (
+            (table == "").any(axis=1).to_numpy()
+        )  # no record has an empty field, and each ends its last line
         if holes.any() or not data.endswith(b"\n"):
-            raise ValueError(f"line {(int(holes.argmax()) if holes.any() else len(table) - 1) + 2} is cut off")
+            raise ValueError(
+                f"line {(int(holes.argmax()) if holes.any() else len(table) - 1) + 2} is cut off"
+            )
         for column in {"mean", "std", "seconds"} & set(table):
             table[column] = pd.to_numeric(table[column])
     except ValueError as error:
@@ -107,7 +122,8 @@ class MeasuredTable:
     Parameters
     ----------
     path : the CSV file, created at the first point
-    keys : the columns that name a row: the published table's keys, then the settings that really ran
+    keys : the columns that name a row: the published table's keys, then the settings that really
+        ran
     """
 
     def __init__(self, path: Path, keys: Iterable[str]) -> None:
@@ -130,10 +146,17 @@ class MeasuredTable:
 
     def add(self, point: dict[str, Any], metrics: dict[str, dict[str, Any]], **meta: Any) -> None:
         """Add one finished point: a row for each metric ({"mean", "std", "n"}), stamped with version and date."""
-        stamp = {"version": fl_privacy_lib.__version__, "date": datetime.date.today().isoformat()} | meta
-        rows = [{**point, "metric": metric, **numbers, **stamp} for metric, numbers in metrics.items()]
+        stamp = {
+            "version": fl_privacy_lib.__version__,
+            "date": datetime.date.today().isoformat(),
+        } | meta
+        rows = [
+            {**point, "metric": metric, **numbers, **stamp} for metric, numbers in metrics.items()
+        ]
         known = self.frame()
-        new = pd.DataFrame([{c: _text(r.get(c, "not_applicable")) for c in [*self.keys, *META]} for r in rows])
+        new = pd.DataFrame(
+            [{c: _text(r.get(c, "not_applicable")) for c in [*self.keys, *META]} for r in rows]
+        )
         table = pd.concat([known.map(_text), new], ignore_index=True) if len(known) else new
         write_table(self.path, table)
 
@@ -147,7 +170,8 @@ def _text(value: Any) -> str:
 class PointCache:
     """Finished points of a live run, so that a run that was interrupted goes on where it stopped.
 
-    A point is found by its settings and by the library's source: any change of code computes it anew.
+    A point is found by its settings and by the library's source: any change of code computes it
+    anew.
 
     Parameters
     ----------
@@ -165,7 +189,9 @@ class PointCache:
         """Return whether the point is finished."""
         return self._path(settings).exists()
 
-    def get(self, settings: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get(
+        self, settings: dict[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
         """Return the point's arrays: from the folder, or computed, kept and returned, with `seconds` it took."""
         path = self._path(settings)
         if path.exists():

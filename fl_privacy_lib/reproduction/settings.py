@@ -1,7 +1,8 @@
 """A chapter's parameters: checked before anything heavy is imported.
 
-Every chapter has one settings class, in its `parameters`. Its defaults are the `quick` profile and stand, with the same
-comments, in the parameters cell of its notebook; a test keeps the two equal. A profile only chooses values.
+Every chapter has one settings class, in its `parameters`. Its defaults are the `quick` profile and
+stand, with the same comments, in the parameters cell of its notebook; a test keeps the two equal. A
+profile only chooses values.
 """
 
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -19,7 +20,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     notebook: ClassVar[str]  # its number first
     profiles: ClassVar[dict[str, dict[str, Any]]] = {}
-    auto_datasets: ClassVar[tuple[str, ...]] = ()  # what dataset = "auto" stands for: the first of them that is there
+    auto_datasets: ClassVar[
+        tuple[str, ...]
+    ] = ()  # what dataset = "auto" stands for: the first of them that is there
     needs_images: ClassVar[bool] = False
 
     @classmethod
@@ -47,7 +50,9 @@ class Settings(BaseModel):
         """The profile whose values these are, whatever the data, device and seed; else 'custom'."""
         free = {"dataset", "batch_dataset", "device", "seed"}
         for name in PROFILES:
-            if self.model_dump(exclude=free) == type(self)(**self.profiles.get(name, {})).model_dump(exclude=free):
+            if self.model_dump(exclude=free) == type(self)(
+                **self.profiles.get(name, {})
+            ).model_dump(exclude=free):
                 return name
         return "custom"
 
@@ -59,14 +64,22 @@ class Settings(BaseModel):
             known = sorted(cls.model_fields)
             wrong = f"notebook {cls.notebook[:2]} has no parameter {name!r}{nearest(name, known)}"
             return f"{wrong}; it has {', '.join(known)}."
-        if first["type"] == "value_error" and not first["loc"]:  # a check of several parameters: a whole sentence
+        if (
+            first["type"] == "value_error" and not first["loc"]
+        ):  # a check of several parameters: a whole sentence
             return str(first["ctx"]["error"])
         if first["type"] == "value_error":
             return f"{name} = {value!r}: {str(first['ctx']['error']).rstrip('.')}."
         if first["type"] == "literal_error":
             one_of(get_args(cls.model_fields[name].annotation), **{name: str(value)})
-        plain = {"int": "it must be a whole number", "float": "it must be a number", "bool": "it must be true or false"}
-        reason = plain.get(first["type"].split("_")[0], first["msg"][0].lower() + first["msg"][1:].rstrip("."))
+        plain = {
+            "int": "it must be a whole number",
+            "float": "it must be a number",
+            "bool": "it must be true or false",
+        }
+        reason = plain.get(
+            first["type"].split("_")[0], first["msg"][0].lower() + first["msg"][1:].rstrip(".")
+        )
         if str(value).endswith(","):
             reason += "; parameters are separated by spaces, without commas"
         return f"{name} = {value!r} is not allowed: {reason}."
@@ -85,7 +98,9 @@ def parse_assignments(words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name or not value:
-            raise InputError(f"{word!r} is not a parameter: write name=value, for example noise_scale=1e-2.")
+            raise InputError(
+                f"{word!r} is not a parameter: write name=value, for example noise_scale=1e-2."
+            )
         if name == "profile":
             raise InputError(
                 f"profile = {value!r} is no parameter of a notebook: choose it with PROFILE=… beside P, or with "

@@ -29,11 +29,17 @@ class Case:
         """Return the record's key columns."""
         words = " ".join(f"{name}={value}" for name, value in self.setting.items())
         return {
-            "claim": self.claim, "case": self.case, "quantity": self.quantity, "privacy_unit": self.privacy_unit,
-            "relation": self.relation, "sampling": self.sampling, "accountant": self.accountant,
-            "delta": self.delta, "local_iterations": self.setting.get("local_iterations", "not_applicable"),
+            "claim": self.claim,
+            "case": self.case,
+            "quantity": self.quantity,
+            "privacy_unit": self.privacy_unit,
+            "relation": self.relation,
+            "sampling": self.sampling,
+            "accountant": self.accountant,
+            "delta": self.delta,
+            "local_iterations": self.setting.get("local_iterations", "not_applicable"),
             "setting": words or "not_applicable",
-        }  # fmt: skip
+        }
 
     @property
     def excess(self) -> float:
@@ -42,4 +48,9 @@ class Case:
 
     def metrics(self) -> dict[str, float]:
         """Return what is recorded: both numbers, and by how much one exceeds the other."""
-        return {"claimed": self.claimed, "found": self.found, "margin": -self.excess, "excess": self.excess}
+        return {
+            "claimed": self.claimed,
+            "found": self.found,
+            "margin": -self.excess,
+            "excess": self.excess,
+        }

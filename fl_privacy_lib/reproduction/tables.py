@@ -39,8 +39,12 @@ class Table:
     def html(self) -> str:
         """Return the table as HTML."""
         head = "".join(f'<th scope="col">{escape(c)}</th>' for c in self.columns)
-        body = "".join(f"<tr>{''.join(_cell(c, i) for i, c in enumerate(row))}</tr>" for row in self.rows)
-        table = f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        body = "".join(
+            f"<tr>{''.join(_cell(c, i) for i, c in enumerate(row))}</tr>" for row in self.rows
+        )
+        table = (
+            f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        )
         return f'<div class="table-scroll">{table}</div>'
 
     _repr_html_ = html
@@ -50,7 +54,11 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table as Markdown, for the README."""
-        lines = [self.columns, ["---"] * len(self.columns), *[[str(c) for c in row] for row in self.rows]]
+        lines = [
+            self.columns,
+            ["---"] * len(self.columns),
+            *[[str(c) for c in row] for row in self.rows],
+        ]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -67,7 +75,9 @@ class Badge:
 
 def _cell(cell: Any, column: int) -> str:
     if isinstance(cell, Badge):
-        return f'<td><span class="status status-{cell.status.style}">{escape(cell.text)}</span></td>'
+        return (
+            f'<td><span class="status status-{cell.status.style}">{escape(cell.text)}</span></td>'
+        )
     tag = "th" if column == 0 else "td"
     scope = ' scope="row"' if column == 0 else ' class="value"' if "±" in str(cell) else ""
     return f"<{tag}{scope}>{escape(str(cell))}</{tag}>"
@@ -109,11 +119,17 @@ class Row:
 
     def __getitem__(self, column: str) -> str:
         """Return a key column's value, as text; 'not_applicable' where the row has none of this name."""
-        return ((self.values[0].printed or {}) | (self.cell or {"key": {}})["key"]).get(column, "not_applicable")
+        return ((self.values[0].printed or {}) | (self.cell or {"key": {}})["key"]).get(
+            column, "not_applicable"
+        )
 
     def published(self, metric: str = "") -> str:
         """Return the printed text of a metric, or the only one there is; a dash for none."""
-        texts = (c.printed["value"] for c in self.values if c.printed and metric in ("", c.printed["metric"]))
+        texts = (
+            c.printed["value"]
+            for c in self.values
+            if c.printed and metric in ("", c.printed["metric"])
+        )
         return next(texts, "—")
 
     def mean(self, metric: str) -> str:
@@ -127,7 +143,11 @@ class Row:
     def rate(self) -> str:
         """Return the attacks' measured success rate with its Wilson interval; a dash where nothing is recorded."""
         found = self.cell
-        return rate(found["attack_success_rate"], int(found["attack_success_rate_n"])) if found else "—"
+        return (
+            rate(found["attack_success_rate"], int(found["attack_success_rate_n"]))
+            if found
+            else "—"
+        )
 
     @property
     def status(self) -> "Badge | str":
@@ -146,7 +166,9 @@ RESILIENCE: Columns = {
     "recovered": Row.rate,
     "distance": lambda row: row.published("rmse"),
     "MSE": lambda row: row.spread("mse"),
-    "iterations": lambda row: f"{row.published('attack_iterations')} / {row.mean('attack_iterations')}",
+    "iterations": lambda row: (
+        f"{row.published('attack_iterations')} / {row.mean('attack_iterations')}"
+    ),
 }
 """The columns of a table of attacks: what is published and what was measured."""
 
@@ -172,22 +194,32 @@ def beside(
     metric : the only published metric that is shown, or any
     frame : the recorded rows, where they are not those of the table's own record
     below : the columns of the further lines that a row has, with the same titles and no status
-    unrecorded, unpublished : whether published values without a recorded cell are shown, and cells without a value
+    unrecorded, unpublished : whether published values without a recorded cell are shown, and cells
+        without a value
     """
     groups: dict[Any, list[Comparison]] = {}
     for one in compare(table, measured(table) if frame is None else frame, metric, unpublished):
         if one.cell or unrecorded:
             row = Row((one,))
-            groups.setdefault(by(row) if callable(by) else tuple(row[c] for c in by), []).append(one)
+            groups.setdefault(by(row) if callable(by) else tuple(row[c] for c in by), []).append(
+                one
+            )
     rows = [Row(tuple(group)) for group in groups.values()]
-    for column in ("threat_type", "dataset"):  # like stands by like, in the order of first appearance
+    for column in (
+        "threat_type",
+        "dataset",
+    ):  # like stands by like, in the order of first appearance
         order = list(dict.fromkeys(row[column] for row in rows))
         rows.sort(key=lambda row: order.index(row[column]))
     shown = []
     for row in rows:
         shown.append([*(show(row) for show in columns.values()), row.status])
         shown += [[*(show(row) for show in line.values()), "—"] for line in below(row)]
-    return Table([*columns, "status"], shown) if shown else Table(["recorded"], [["nothing yet: make record"]])
+    return (
+        Table([*columns, "status"], shown)
+        if shown
+        else Table(["recorded"], [["nothing yet: make record"]])
+    )
 
 
 def claims_table(chapter: str | None = None) -> Table:
@@ -198,13 +230,23 @@ def claims_table(chapter: str | None = None) -> Table:
             found = verdict(entry)
             where = f"{named(entry['paper'])}: {entry['where']}"
             test = in_words(entry["test"]) if "test" in entry else "—"
-            rows.append([where, entry["statement"], test, Badge(found.status, str(found)), found.note or "—"])
+            rows.append(
+                [
+                    where,
+                    entry["statement"],
+                    test,
+                    Badge(found.status, str(found)),
+                    found.note or "—",
+                ]
+            )
     return Table(["where", "claim, in our words", "test", "verdict", "note"], rows)
 
 
 def claims_summary(chapter: str) -> str:
     """Return how many claims of a chapter have which status, in words."""
-    counts = Counter(verdict(entry).status for entry in load_claims() if entry["chapter"] == chapter)
+    counts = Counter(
+        verdict(entry).status for entry in load_claims() if entry["chapter"] == chapter
+    )
     return ", ".join(f"{n} {status}" for status, n in counts.items())
 
 
@@ -221,13 +263,22 @@ def time_table(chapter: str) -> Table:
     """Return how long a chapter's notebook took at each profile, on which machine, as recorded."""
     path = MEASURED / "run_times.csv"
     columns = ["profile", "data", "seconds", "peak memory, MiB", "machine", "date"]
-    frame = select(pd.read_csv(path, dtype=str), {"chapter": chapter}) if path.exists() else pd.DataFrame()
+    frame = (
+        select(pd.read_csv(path, dtype=str), {"chapter": chapter})
+        if path.exists()
+        else pd.DataFrame()
+    )
     if frame.empty:
         return Table(columns, [["any", "—", "not yet measured: make times", "—", "—", "—"]])
-    return Table(columns, frame[["profile", "data", "seconds", "peak_mib", "device", "date"]].to_numpy().tolist())
+    return Table(
+        columns,
+        frame[["profile", "data", "seconds", "peak_mib", "device", "date"]].to_numpy().tolist(),
+    )
 
 
 def setting_table(settings: Any) -> Table:
     """Return a chapter's parameters with their meaning: the overview that a run prints before it starts."""
-    rows = [[n, getattr(settings, n), f.description] for n, f in type(settings).model_fields.items()]
+    rows = [
+        [n, getattr(settings, n), f.description] for n, f in type(settings).model_fields.items()
+    ]
     return Table(["parameter", "value", "meaning"], rows)

@@ -14,7 +14,7 @@ import psutil
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.execution import execute, resolved
 from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, point_cache
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import other_rows, write_table
 from fl_privacy_lib.reproduction.settings import Settings
 
@@ -41,14 +41,18 @@ class PeakMemory:
             for process in (me, *me.children(recursive=True)):
                 try:
                     memory = process.memory_full_info()
-                    total += getattr(memory, "pss", memory.rss)  # shared pages once, where the system can tell
+                    total += getattr(
+                        memory, "pss", memory.rss
+                    )  # shared pages once, where the system can tell
                 except psutil.Error:  # it has just ended
                     continue
             self.mebibytes = max(self.mebibytes, total // 2**20)
             time.sleep(0.5)
 
 
-def measure_times(chapters: Iterable[type[Settings]], path: Path = MEASURED / "run_times.csv") -> None:
+def measure_times(
+    chapters: Iterable[type[Settings]], path: Path = MEASURED / "run_times.csv"
+) -> None:
     """Execute chapters at `smoke` and `quick`, nothing cached, and write each one's rows as it is done.
 
     Parameters
@@ -70,9 +74,13 @@ def _timed(kind: type[Settings], profile: str) -> dict[str, object]:
     with PeakMemory() as peak:
         execute(settings, BUILD / "timing" / f"{notebook}.ipynb")
     seconds = time.perf_counter() - started
-    say(f"{notebook} {profile}: {seconds:.0f} s, {peak.mebibytes} MiB")
+    report_progress(f"{notebook} {profile}: {seconds:.0f} s, {peak.mebibytes} MiB")
     return {
-        "chapter": number, "profile": profile, "data": getattr(settings, "dataset", "none"),
-        "seconds": f"{seconds:.0f}", "peak_mib": peak.mebibytes, "device": device_name(pick_device("auto")),
+        "chapter": number,
+        "profile": profile,
+        "data": getattr(settings, "dataset", "none"),
+        "seconds": f"{seconds:.0f}",
+        "peak_mib": peak.mebibytes,
+        "device": device_name(pick_device("auto")),
         "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
+    }

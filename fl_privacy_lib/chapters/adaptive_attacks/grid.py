@@ -1,7 +1,7 @@
 """Adaptive attacks: published and adaptive attackers against transformations, noise and clipping (chapter 02).
 
-`LearnedCell` is a cell of the learned attacker, `ThreatCell` one of the rest of Fed-αCDP's Table 3. `recorded_grid`
-lists the cells of every recorded table.
+`LearnedCell` is a cell of the learned attacker, `ThreatCell` one of the rest of Fed-αCDP's Table 3.
+`recorded_grid` lists the cells of every recorded table.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -38,8 +38,8 @@ class ThreatCell(Cell):
     Parameters
     ----------
     tap, batch_size : where the adversary reads, and B
-    threat_type : the paper's name for it. The defences here do nothing behind the update, so types 0 and 1 read the
-        same values; such cells are equal, and attacked once.
+    threat_type : the paper's name for it. The defences here do nothing behind the update, so types
+        0 and 1 read the same values; such cells are equal, and attacked once.
     """
 
     tap: str = "example"
@@ -49,12 +49,6 @@ class ThreatCell(Cell):
     threat_type: str = field(default="type_2", compare=False)
 
 
-"""Adaptive attacks: published and adaptive attackers against transformations, noise and clipping (chapters 01, 02).
-
-A cell is one data set, defence, level, attack and arm. `LearnedCell` is a cell of the learned attacker, `ThreatCell`
-one of the rest of Fed-αCDP's Table 3. `recorded_grid` lists the cells of every recorded table.
-"""
-
 DATASETS = ("mnist", "cifar10", "lfw")
 NOISE = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0, 10.0)
 PRUNED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -62,22 +56,42 @@ PRUNED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[str, list[Cell]]:
     """Return the cells of every recorded table, the ones that most depends on first."""
-    shared: dict[str, Any] = {"victims": settings.victims, "seeds": settings.seeds, "seed": settings.seed,
-              "max_iterations": settings.max_iterations}  # fmt: skip
+    shared: dict[str, Any] = {
+        "victims": settings.victims,
+        "seeds": settings.seeds,
+        "seed": settings.seed,
+        "max_iterations": settings.max_iterations,
+    }
     first = datasets[0]
 
     def cells(method: str, **changes: Any) -> list[Cell]:
         return [Cell(first, method, **(shared | changes))]
 
-    clipping = [c for arm in ("naive", "clip_aware", "layer_cosine") for c in cells("clipped", arm=arm)]
+    clipping = [
+        c for arm in ("naive", "clip_aware", "layer_cosine") for c in cells("clipped", arm=arm)
+    ]
     clipping += [c for bound in (0.5, 1.0, 2.0) for arm in ("naive", "clip_aware", "layer_cosine")
                  for c in cells("clipped", arm=arm, clip_norm=bound)]  # fmt: skip
-    pruning = [c for p in PRUNED for arm in ("naive", "mask_aware") for c in cells("pruned", level=p, arm=arm)]
-    noise = [c for std in NOISE for arm in ("naive", "prior") for c in cells("gaussian", level=std, arm=arm)]
+    pruning = [
+        c
+        for p in PRUNED
+        for arm in ("naive", "mask_aware")
+        for c in cells("pruned", level=p, arm=arm)
+    ]
+    noise = [
+        c
+        for std in NOISE
+        for arm in ("naive", "prior")
+        for c in cells("gaussian", level=std, arm=arm)
+    ]
     noise += [c for std in NOISE for c in cells("clipped_gaussian", level=std, arm="clip_aware")]
     several = [c for std in (3e-3, 1e-2, 3e-2) for r in (1, 4, 16)
                for c in cells("gaussian", level=std, arm="several", observations=r)]  # fmt: skip
-    attacks = [Cell(d, "non_private", attack=a, **shared) for a in ("cpl", "dlg", "grad_inversion") for d in datasets]
+    attacks = [
+        Cell(d, "non_private", attack=a, **shared)
+        for a in ("cpl", "dlg", "grad_inversion")
+        for d in datasets
+    ]
     training = [c for network in ("attacked_lenet", "training_cnn") for r in (0, 1, 10, 50)
                 for c in cells("non_private", network=network, at_round=r)]  # fmt: skip
     return {
@@ -89,7 +103,8 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
         "fed_alpha_cdp/table_3": _alpha(datasets, shared),
         "attacks/learned": _learned(first, shared),
         "fed_alpha_cdp/table_3_rest": _table_3_rest(datasets, shared),
-        "attacks/control": cells("clipped", arm="patient") + cells("gaussian", level=3e-2, arm="patient"),
+        "attacks/control": cells("clipped", arm="patient")
+        + cells("gaussian", level=3e-2, arm="patient"),
         "attacks/batches": _batches(datasets, shared),
         "attacks/training_round": training,
         "attacks/several_observations": several,
@@ -99,11 +114,19 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
 def _section_4(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
     """Return the thresholds and noise levels that Fed-αCDP's section 4 and Fig. 3 quote."""
     thresholds = {"cifar10": (0.5, 0.6), "lfw": (0.1, 0.8, 0.9)}
-    cells = [Cell(d, "pruned", p, arm, **shared) for d, levels in thresholds.items() if d in datasets
-             for p in levels for arm in ("naive", "mask_aware")]  # fmt: skip
+    cells = [
+        Cell(d, "pruned", p, arm, **shared)
+        for d, levels in thresholds.items()
+        if d in datasets
+        for p in levels
+        for arm in ("naive", "mask_aware")
+    ]
     if "lfw" in datasets:
-        cells += [Cell("lfw", "gaussian", std, arm, **shared) for std in (1e-3, 1e-2, 0.0316228, 0.1)
-                  for arm in ("naive", "prior")]  # fmt: skip
+        cells += [
+            Cell("lfw", "gaussian", std, arm, **shared)
+            for std in (1e-3, 1e-2, 0.0316228, 0.1)
+            for arm in ("naive", "prior")
+        ]
         cells += [Cell("lfw", "dssgd", 0.5, arm, **shared) for arm in ("naive", "mask_aware")]
         cells += [Cell("lfw", "fed_cdp", arm=arm, clip_norm=c, noise_scale=s, **shared)
                   for c, s in ((1.0, 2.0), (4.0, 6.0)) for arm in ("naive", "clip_aware")]  # fmt: skip
@@ -112,8 +135,13 @@ def _section_4(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
 
 def _alpha(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
     """Return Fed-αCDP[σ] in both printed readings at the first round, where σ = 15."""
-    return [Cell(d, f"fed_alpha_cdp_{reading}", arm=arm, noise_scale=15.0, **shared) for d in datasets if d != "cifar10"
-            for reading in ("example", "batch") for arm in ("naive", "clip_aware")]  # fmt: skip
+    return [
+        Cell(d, f"fed_alpha_cdp_{reading}", arm=arm, noise_scale=15.0, **shared)
+        for d in datasets
+        if d != "cifar10"
+        for reading in ("example", "batch")
+        for arm in ("naive", "clip_aware")
+    ]
 
 
 def _learned(dataset: str, shared: dict[str, Any]) -> list[Cell]:
@@ -133,27 +161,56 @@ def _table_3_rest(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cel
     types = {"type_2": ("example", adaptive), "type_1": ("update", adaptive | alpha),
              "type_0": ("update", adaptive | alpha)}  # fmt: skip
     return [
-        ThreatCell(d, method, arm=arm, noise_scale=scale, tap=tap, threat_type=threat, batch_size=SETUPS[d].batch_size,
-                   **shared)
-        for d in datasets if d != "cifar10" for threat, (tap, methods) in types.items()
-        for method, scale in methods.items() for arm in ("naive", "clip_aware")
-    ]  # fmt: skip
+        ThreatCell(
+            d,
+            method,
+            arm=arm,
+            noise_scale=scale,
+            tap=tap,
+            threat_type=threat,
+            batch_size=SETUPS[d].batch_size,
+            **shared,
+        )
+        for d in datasets
+        if d != "cifar10"
+        for threat, (tap, methods) in types.items()
+        for method, scale in methods.items()
+        for arm in ("naive", "clip_aware")
+    ]
 
 
 def _batches(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
     """Return undefended updates of several images: batches of the papers' sizes, and several local iterations."""
-    update: dict[str, Any] = {"arm": "batch_prior", "tap": "update", "threat_type": "type_1", **shared}
-    batches = [ThreatCell(d, "non_private", batch_size=SETUPS[d].batch_size, **update) for d in datasets
-               if d in ("lfw", "mnist")]  # fmt: skip
-    return [*batches, *(ThreatCell(datasets[0], "non_private", local_iterations=n, **update) for n in (1, 3, 5))]
+    update: dict[str, Any] = {
+        "arm": "batch_prior",
+        "tap": "update",
+        "threat_type": "type_1",
+        **shared,
+    }
+    batches = [
+        ThreatCell(d, "non_private", batch_size=SETUPS[d].batch_size, **update)
+        for d in datasets
+        if d in ("lfw", "mnist")
+    ]
+    return [
+        *batches,
+        *(ThreatCell(datasets[0], "non_private", local_iterations=n, **update) for n in (1, 3, 5)),
+    ]
 
 
 def record_key(cell: Cell) -> dict[str, Any]:
     """Return a recorded row's key: the published table's own keys, then the settings that really ran."""
     method = "fed_alpha_cdp_sigma" if cell.method.startswith("fed_alpha_cdp") else cell.method
-    published = {"dataset": cell.dataset, "method": method, "attack": PRINTED.get(cell.attack, cell.attack),
-                 "threat_type": getattr(cell, "threat_type", "type_2"), "defense": cell.method}  # fmt: skip
-    return published | {name: value for name, value in asdict(cell).items() if name not in published}
+    published = {
+        "dataset": cell.dataset,
+        "method": method,
+        "attack": PRINTED.get(cell.attack, cell.attack),
+        "threat_type": getattr(cell, "threat_type", "type_2"),
+        "defense": cell.method,
+    }
+    return published | {
+        name: value for name, value in asdict(cell).items() if name not in published
+    }
 
 
 PRINTED = {"grad_inversion": "gradinv"}

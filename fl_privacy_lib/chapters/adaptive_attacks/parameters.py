@@ -14,18 +14,37 @@ class AdaptiveAttacks(Settings):
     auto_datasets: ClassVar[tuple[str, ...]] = ("mnist", "digits")
     needs_images: ClassVar[bool] = True
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "smoke": {"victims": 2, "max_iterations": 6, "noise_levels": 2, "public_images": 200, "projection": 64},
+        "smoke": {
+            "victims": 2,
+            "max_iterations": 6,
+            "noise_levels": 2,
+            "public_images": 200,
+            "projection": 64,
+        },
         "full": {
-            "victims": 20, "max_iterations": 300, "noise_levels": 8, "seeds": 5, "public_images": 4000, "views": 8,
+            "victims": 20,
+            "max_iterations": 300,
+            "noise_levels": 8,
+            "seeds": 5,
+            "public_images": 4000,
+            "views": 8,
             "projection": 512,
         },
     }
-    dataset: str = Field("auto", description="images to attack; auto: mnist where its files are, else digits")
+    dataset: str = Field(
+        "auto", description="images to attack; auto: mnist where its files are, else digits"
+    )
     victims: int = Field(8, ge=1, le=1000, description="clients attacked, one image each")
     clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
-    pruned: float = Field(0.8, ge=0, lt=1, description="fraction of the gradient's coordinates that pruning drops")
-    noise: float = Field(0.01, ge=0, le=1e6, description="standard deviation per coordinate of the noise to attack")
-    noise_levels: int = Field(5, ge=2, le=50, description="noise levels of the live sweep, from 1e-4 to 1")
+    pruned: float = Field(
+        0.8, ge=0, lt=1, description="fraction of the gradient's coordinates that pruning drops"
+    )
+    noise: float = Field(
+        0.01, ge=0, le=1e6, description="standard deviation per coordinate of the noise to attack"
+    )
+    noise_levels: int = Field(
+        5, ge=2, le=50, description="noise levels of the live sweep, from 1e-4 to 1"
+    )
     public_images: int = Field(
         1500, ge=20, le=60_000, description="public images that the learned attacker is taught with"
     )
@@ -33,8 +52,16 @@ class AdaptiveAttacks(Settings):
     projection: int = Field(
         256, ge=1, le=10_000, description="numbers that the learned attacker reduces a gradient to"
     )
-    observations: int = Field(8, ge=1, le=256, description="rounds in which the same image is seen, R")
-    max_iterations: int = Field(30, ge=1, le=10_000, description="attack iterations of 20 steps; the papers use 300")
-    seeds: int = Field(1, ge=1, le=100, description="repetitions with new weights, victims and noise")
+    observations: int = Field(
+        8, ge=1, le=256, description="rounds in which the same image is seen, R"
+    )
+    max_iterations: int = Field(
+        30, ge=1, le=10_000, description="attack iterations of 20 steps; the papers use 300"
+    )
+    seeds: int = Field(
+        1, ge=1, le=100, description="repetitions with new weights, victims and noise"
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field("auto", description="auto: a CUDA device where there is one, else the CPU")
+    device: Device = Field(
+        "auto", description="auto: a CUDA device where there is one, else the CPU"
+    )

@@ -16,23 +16,35 @@ from fl_privacy_lib.reproduction.tables import RESILIENCE, Row, Table, beside, n
 TABLE_3 = "fed_alpha_cdp/table_3"
 SOURCES = ("fed_cdp/table_7", TABLE_3, f"{TABLE_3}_rest")
 """The records in which Table 3's cells stand."""
-FROM_TABLE_VII = {"non_private": "non_private", "fed_sdp_client": "fed_sdp_client", "fed_sdp_server": "fed_sdp"}
+FROM_TABLE_VII = {
+    "non_private": "non_private",
+    "fed_sdp_client": "fed_sdp_client",
+    "fed_sdp_server": "fed_sdp",
+}
 """Defence → Table 3's method, where Fed-CDP's Table VII has the same cell."""
 READERS = {
-    "fed_sdp_server": "Fed-SDP at server", "fed_sdp_client": "Fed-SDP at client", "quantile_clip": "quantile clipping",
-    "adaclip": "AdaClip", "fed_alpha_cdp_example": "Fed-αCDP[σ], noise on examples",
+    "fed_sdp_server": "Fed-SDP at server",
+    "fed_sdp_client": "Fed-SDP at client",
+    "quantile_clip": "quantile clipping",
+    "adaclip": "AdaClip",
+    "fed_alpha_cdp_example": "Fed-αCDP[σ], noise on examples",
     "fed_alpha_cdp_batch": "Fed-αCDP[σ], noise on the batch",
-}  # fmt: skip
+}
 DYNAMIC_MSE = 0.7  # below which the paper on dynamic parameters counts a success
 
 
 def curves(
-    table: str, rows: dict[str, Any], split: str, metric: str = "attack_success_rate", x: str = "level",
+    table: str,
+    rows: dict[str, Any],
+    split: str,
+    metric: str = "attack_success_rate",
+    x: str = "level",
     folder: Path = MEASURED,
 ) -> dict[str, list[Banded]]:
     """Return name → (x, mean, low, high) of a recorded metric; of equal cells the one with most victims.
 
-    The band of a success rate is its Wilson interval, that of any other metric one standard deviation of the seeds.
+    The band of a success rate is its Wilson interval, that of any other metric one standard
+    deviation of the seeds.
     """
     frame = select(measured(table, folder), {"metric": metric} | rows)
     found: dict[str, dict[float, Any]] = {}
@@ -41,10 +53,15 @@ def curves(
         if int(r["n"]) >= points.get(float(r[x]), {"n": 0})["n"]:
             points[float(r[x])] = {"mean": r["mean"], "std": r["std"], "n": int(r["n"])}
     drawn = {name: sorted(points.items()) for name, points in found.items()}
-    return {name: [(level, p["mean"], *_band(p, metric)) for level, p in points] for name, points in drawn.items()}
+    return {
+        name: [(level, p["mean"], *_band(p, metric)) for level, p in points]
+        for name, points in drawn.items()
+    }
 
 
-def live_curve(results: dict[Any, dict[str, Any]], metric: str = "attack_success_rate") -> list[Banded]:
+def live_curve(
+    results: dict[Any, dict[str, Any]], metric: str = "attack_success_rate"
+) -> list[Banded]:
     """Return the same of cells that were just run: cell → its result."""
     points = [(cell.level, summary(result, cell.seeds)[metric]) for cell, result in results.items()]
     return [(level, p["mean"], *_band(p, metric)) for level, p in points]
@@ -61,9 +78,13 @@ def table_3_frame(folder: Path = MEASURED) -> pd.DataFrame:
     seven, *rest = (measured(table, folder) for table in SOURCES)
     if len(seven):
         seven = seven[seven["arm"].isin(list(FROM_TABLE_VII))]
-        seven = seven.assign(method=seven["arm"].map(FROM_TABLE_VII), defense=seven["arm"], arm=seven["attacker"])
+        seven = seven.assign(
+            method=seven["arm"].map(FROM_TABLE_VII), defense=seven["arm"], arm=seven["attacker"]
+        )
         both = seven["threat_type"] == "type_0_1"
-        seven = pd.concat([seven[~both], *(seven[both].assign(threat_type=t) for t in ("type_0", "type_1"))])
+        seven = pd.concat(
+            [seven[~both], *(seven[both].assign(threat_type=t) for t in ("type_0", "type_1"))]
+        )
     frames = [frame for frame in (seven, *rest) if len(frame)]
     return pd.concat(frames, ignore_index=True).fillna("not_applicable") if frames else seven
 
@@ -75,15 +96,23 @@ def table_3(folder: Path = MEASURED) -> Table:
     keys = ("dataset", "threat_type", "method", "defense")
 
     def aware(row: Row) -> str:
-        found = select(frame, {key: row[key] for key in keys} | {"arm": "clip_aware", "metric": "attack_success_rate"})
+        found = select(
+            frame,
+            {key: row[key] for key in keys}
+            | {"arm": "clip_aware", "metric": "attack_success_rate"},
+        )
         return rate(found["mean"].iloc[0], int(found["n"].iloc[0])) if len(found) else "—"
 
     columns = {
         "data, type": lambda row: f"{named(row['dataset'])}, {named(row['threat_type'])}",
-        "method": lambda row: READERS.get(row["defense"], named(row["defense" if row.cell else "method"])),
+        "method": lambda row: READERS.get(
+            row["defense"], named(row["defense" if row.cell else "method"])
+        ),
         **RESILIENCE,
         "recovered, clip-aware": aware,
-        "grey; class mean": lambda row: f"{row.mean('grey_mse')}; {row.mean('class_mean_mse')}" if row.cell else "—",
+        "grey; class mean": lambda row: (
+            f"{row.mean('grey_mse')}; {row.mean('class_mean_mse')}" if row.cell else "—"
+        ),
     }
     return beside(TABLE_3, columns, keys, frame=select(frame, {"arm": "naive"}), unrecorded=True)
 
@@ -91,29 +120,45 @@ def table_3(folder: Path = MEASURED) -> Table:
 def guessed(folder: Path = MEASURED) -> dict[str, tuple[int, int]]:
     """Return guess → (published successes of Table 3 whose distance is larger than the guess's, all with a record).
 
-    The guesses are those on the victims of the same cell: a grey image, and the mean of the victim's class.
+    The guesses are those on the victims of the same cell: a grey image, and the mean of the
+    victim's class.
     """
     keys = ["dataset", "threat_type", "method"]
     printed = load_published(TABLE_3).set_index([*keys, "metric"])["value"].to_dict()
-    recorded = {tuple(cell[k] for k in keys): cell for cell in reversed(cells(table_3_frame(folder)))}
+    recorded = {
+        tuple(cell[k] for k in keys): cell for cell in reversed(cells(table_3_frame(folder)))
+    }
     leaks = [key for key in recorded if printed.get((*key, "resilient")) == "false"]
     return {
-        name: (sum(float(printed[*key, "rmse"]) > recorded[key][metric] for key in leaks), len(leaks))
+        name: (
+            sum(float(printed[*key, "rmse"]) > recorded[key][metric] for key in leaks),
+            len(leaks),
+        )
         for name, metric in (("grey", "grey_mse"), ("class mean", "class_mean_mse"))
     }
 
 
 def thresholds(grey: float, mean: float) -> Table:
     """Return what counts as a success, in the papers and here, and whether two guesses of these errors would."""
+
     def word(error: float, most: float) -> str:
         return "yes" if error < most else "no"
 
     rows = [
         ["Fed-αCDP", "the images are visually similar; no number is printed", "—", "—"],
-        ["Dynamic parameters", f"MSE below {DYNAMIC_MSE:.2f}", word(grey, DYNAMIC_MSE), word(mean, DYNAMIC_MSE)],
-        ["here", f"MSE below {MSE_SUCCESS:g} and SSIM above {SSIM_SUCCESS:g}", word(grey, MSE_SUCCESS),
-         word(mean, MSE_SUCCESS)],
-    ]  # fmt: skip
+        [
+            "Dynamic parameters",
+            f"MSE below {DYNAMIC_MSE:.2f}",
+            word(grey, DYNAMIC_MSE),
+            word(mean, DYNAMIC_MSE),
+        ],
+        [
+            "here",
+            f"MSE below {MSE_SUCCESS:g} and SSIM above {SSIM_SUCCESS:g}",
+            word(grey, MSE_SUCCESS),
+            word(mean, MSE_SUCCESS),
+        ],
+    ]
     columns = ["who", "an attack succeeds if", f"a grey image would (MSE {number(grey)})",
                f"the class mean would (MSE {number(mean)})"]  # fmt: skip
     return Table(columns, rows)

@@ -10,14 +10,23 @@ from fl_privacy_lib import metrics
 from fl_privacy_lib.attacks.evidence import stacked
 from fl_privacy_lib.attacks.labels import infer_labels
 from fl_privacy_lib.attacks.learned import LearnedInverter, train
-from fl_privacy_lib.chapters.adaptive_attacks.grid import LearnedCell, ThreatCell, record_key, recorded_grid
+from fl_privacy_lib.chapters.adaptive_attacks.grid import (
+    LearnedCell,
+    ThreatCell,
+    record_key,
+    recorded_grid,
+)
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
 from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.reproduction.devices import pick_device
 from fl_privacy_lib.reproduction.experiments import cells as attacked
 from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.cells import Cell, attack_of, clients_data, scene
-from fl_privacy_lib.reproduction.experiments.leakage import Scene, datasets_to_record, record_attacks
+from fl_privacy_lib.reproduction.experiments.leakage import (
+    Scene,
+    datasets_to_record,
+    record_attacks,
+)
 from fl_privacy_lib.reproduction.experiments.scoring import trivial_guesses
 from fl_privacy_lib.reproduction.paths import MEASURED
 
@@ -50,25 +59,31 @@ def public_images(cell: LearnedCell, data: Dataset, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, 2]).permutation(rest)[: cell.public_images]
 
 
-def taught(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> LearnedInverter:
+def train_inverter(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> LearnedInverter:
     """Return the attacker, trained on public images at the weights that a scene was observed at."""
     public, observation = public_images(cell, data, seed), view.observations[0]
     device = next(view.model.parameters()).device
-    images, labels = (torch.as_tensor(part[public]).to(device) for part in (data.train_x, data.train_y))
+    images, labels = (
+        torch.as_tensor(part[public]).to(device) for part in (data.train_x, data.train_y)
+    )
     return train(view.model, observation.weights, cell.defense, images, labels, cell.attacker(seed))
 
 
-def _measure_learned(cell: LearnedCell, data: Dataset, device: torch.device) -> dict[str, np.ndarray]:
+def _measure_learned(
+    cell: LearnedCell, data: Dataset, device: torch.device
+) -> dict[str, np.ndarray]:
     """Train the attacker for every seed's weights and score its readings, in the columns of `leakage.measure`.
 
-    It takes no iterations and needs no label; the label is that which the others infer. As there, an image that does
-    not succeed counts as `max_iterations`.
+    It takes no iterations and needs no label; the label is that which the others infer. As there,
+    an image that does not succeed counts as `max_iterations`.
     """
     parts: dict[str, list[np.ndarray]] = {}
     first: dict[str, np.ndarray] = {}
     for seed in range(cell.seed, cell.seed + cell.seeds):
         view = scene(cell, data, seed, device)
-        images = taught(cell, view, data, seed)(view.observations).cpu().numpy()  # [V, 1, C, H, W]
+        images = (
+            train_inverter(cell, view, data, seed)(view.observations).cpu().numpy()
+        )  # [V, 1, C, H, W]
         success = metrics.success(images, view.truth)
         scores = {
             "mse": metrics.mse(images, view.truth),

@@ -1,7 +1,8 @@
 """Counting privacy: the papers' cells of ε recomputed, and one training under several readings (chapter 03).
 
-A cell is one published value. `cells` recomputes a table under its conventions, `statement_rows` computes the
-counter-examples and readings that the ledger's claims rest on. Nothing here is random, and nothing is trained.
+A cell is one published value. `cells` recomputes a table under its conventions, `statement_rows`
+computes the counter-examples and readings that the ledger's claims rest on. Nothing here is random,
+and nothing is trained.
 """
 
 import math
@@ -31,22 +32,33 @@ DELTA = given.DELTA
 TENSORS = 3  # of the papers' image network: two convolutions and a dense layer, no bias
 COORDINATES = 34_720  # of the same network
 
-# B, N and rounds by data set: Fed-CDP's Table I and section VII (MNIST and CIFAR-10 train on 50,000 and 40,000)
-DATA = {"mnist": (5, 50_000), "cifar10": (4, 40_000), "lfw": (3, 2_267), "adult": (3, 36_631), "cancer": (4, 426)}
+# B, N and rounds by data set: Fed-CDP's Table I and section VII (MNIST and CIFAR-10 train on 50,000
+# and 40,000)
+DATA = {
+    "mnist": (5, 50_000),
+    "cifar10": (4, 40_000),
+    "lfw": (3, 2_267),
+    "adult": (3, 36_631),
+    "cancer": (4, 426),
+}
 PARTICIPANTS = 100
 
 
 def cells(table: str) -> tuple[Cell, ...]:
     """Return every cell of a published table that accounting can speak to, with our value."""
     paper, _, name = table.partition("/")
-    rows = [{str(k): str(v) for k, v in row.items()} for row in load_published(table).to_dict("records")]
+    rows = [
+        {str(k): str(v) for k, v in row.items()} for row in load_published(table).to_dict("records")
+    ]
     return recompute(paper, name, rows)
 
 
 def cell_row(table: str, cell: Cell) -> dict[str, Any]:
     """Return a cell's record: the published key columns, then the convention and the reading of its ε."""
     printed = load_published(table)
-    keys = {c: cell.keys.get(c, "not_applicable") for c in printed.columns if c not in ("unit", "value")}
+    keys = {
+        c: cell.keys.get(c, "not_applicable") for c in printed.columns if c not in ("unit", "value")
+    }
     if cell.kind == "target":  # a budget in a header: the printed text stands in its key column
         budgets = [text for text in printed["target_epsilon"].unique() if text[0].isdigit()]
         keys["target_epsilon"] = next(text for text in budgets if float(text) == cell.published)
@@ -56,29 +68,51 @@ def cell_row(table: str, cell: Cell) -> dict[str, Any]:
         convention = CONVENTIONS["dynamic_parameters", "table_5"][column]
     client = cell.keys.get("method") == "fed_sdp"
     return keys | {
-        "kind": cell.kind, "accountant": convention.accountant, "extra_steps": convention.extra_steps,
-        "step_decimals": convention.decimals or "all", "budget": convention.budget, "noise_scale": "6"
-        if cell.keys.get("noise_scale_policy", "fixed") == "fixed" else "schedule",
-        "privacy_unit": "client" if client else "example", "relation": "add_remove", "sampling": "poisson",
-        "sampling_rate": given.CLIENT_RATE if client else given.EXAMPLE_RATE, "delta": DELTA,
-    }  # fmt: skip
+        "kind": cell.kind,
+        "accountant": convention.accountant,
+        "extra_steps": convention.extra_steps,
+        "step_decimals": convention.decimals or "all",
+        "budget": convention.budget,
+        "noise_scale": "6"
+        if cell.keys.get("noise_scale_policy", "fixed") == "fixed"
+        else "schedule",
+        "privacy_unit": "client" if client else "example",
+        "relation": "add_remove",
+        "sampling": "poisson",
+        "sampling_rate": given.CLIENT_RATE if client else given.EXAMPLE_RATE,
+        "delta": DELTA,
+    }
 
 
 def _moments(rate: float, noise: float, steps: int) -> float:
-    return spend(Event(rate, noise, "example", "add_remove", uses=steps), "moments_accountant", DELTA).epsilon
+    return spend(
+        Event(rate, noise, "example", "add_remove", uses=steps), "moments_accountant", DELTA
+    ).epsilon
 
 
 def _paper_plan(**changes: Any) -> Plan:
-    values = {"clients": 1000, "participants": 100, "rounds": 100, "local_iterations": 100, "batch_size": 5}
+    values = {
+        "clients": 1000,
+        "participants": 100,
+        "rounds": 100,
+        "local_iterations": 100,
+        "batch_size": 5,
+    }
     return Plan(**(values | {"local_lr": 0.05} | changes))
 
 
 def statement_rows() -> list[Case]:
     """Return all cases that the ledger's claims rest on."""
     return [
-        *_smaller_than_fed_sdp(), *_same_rate_everywhere(), *_conditions(), *_client_level(), *_mechanism(),
-        *_composition(), *_printed_schedules(), *readings(),
-    ]  # fmt: skip
+        *_smaller_than_fed_sdp(),
+        *_same_rate_everywhere(),
+        *_conditions(),
+        *_client_level(),
+        *_mechanism(),
+        *_composition(),
+        *_printed_schedules(),
+        *readings(),
+    ]
 
 
 def _smaller_than_fed_sdp() -> list[Case]:
@@ -97,18 +131,37 @@ def _smaller_than_fed_sdp() -> list[Case]:
 def _same_rate_everywhere() -> list[Case]:
     rows = []
     for dataset, (batch, examples) in DATA.items():
-        steps, rate = given.ROUNDS[dataset] * given.LOCAL_ITERATIONS, audit.global_rate(batch, PARTICIPANTS, examples)
-        rows.append(Case(
-            "one_rate_for_all", dataset, _moments(given.EXAMPLE_RATE, 6.0, steps), _moments(rate, 6.0, steps),
-            setting={"B": batch, "K_t": PARTICIPANTS, "N": examples, "q": f"{rate:.4g}"},
-        ))  # fmt: skip
+        steps, rate = (
+            given.ROUNDS[dataset] * given.LOCAL_ITERATIONS,
+            audit.global_rate(batch, PARTICIPANTS, examples),
+        )
+        rows.append(
+            Case(
+                "one_rate_for_all",
+                dataset,
+                _moments(given.EXAMPLE_RATE, 6.0, steps),
+                _moments(rate, 6.0, steps),
+                setting={"B": batch, "K_t": PARTICIPANTS, "N": examples, "q": f"{rate:.4g}"},
+            )
+        )
     return rows
 
 
 def _conditions() -> list[Case]:
-    used = {"Fed-CDP, σ = 6": (0.01, 6.0), "Fed-SDP, σ = 6": (0.1, 6.0), "Fed-αCDP, σ = 15": (0.01, 15.0)}
+    used = {
+        "Fed-CDP, σ = 6": (0.01, 6.0),
+        "Fed-SDP, σ = 6": (0.1, 6.0),
+        "Fed-αCDP, σ = 15": (0.01, 15.0),
+    }
     return [
-        Case("sampling_condition", name, 1 / (16 * noise), rate, quantity="q against 1/(16σ)", accountant="none")
+        Case(
+            "sampling_condition",
+            name,
+            1 / (16 * noise),
+            rate,
+            quantity="q against 1/(16σ)",
+            accountant="none",
+        )
         for name, (rate, noise) in used.items()
     ]
 
@@ -119,9 +172,17 @@ def _client_level() -> list[Case]:
     for name, defense in (("as printed", fed_cdp("example")), ("as coded", fed_cdp("batch"))):
         plan, one_tensor = _paper_plan(), Holding(50_000, 500, 1)
         once = gdp_epsilon(release(defense, plan, one_tensor, "client").mu, DELTA)
-        whole = audit.statement(defense, plan, one_tensor, delta=DELTA, unit="client").proved.epsilon
-        reading: dict[str, Any] = {"privacy_unit": "client", "sampling": "none", "accountant": "gdp"}
-        rows.append(Case("billboard", f"{name}, one participation, M = 1", claimed, once, **reading))
+        whole = audit.statement(
+            defense, plan, one_tensor, delta=DELTA, unit="client"
+        ).proved.epsilon
+        reading: dict[str, Any] = {
+            "privacy_unit": "client",
+            "sampling": "none",
+            "accountant": "gdp",
+        }
+        rows.append(
+            Case("billboard", f"{name}, one participation, M = 1", claimed, once, **reading)
+        )
         rows.append(Case("billboard", f"{name}, 100 rounds, M = 1", claimed, whole, **reading))
     return rows
 
@@ -132,26 +193,65 @@ def _mechanism() -> list[Case]:
     toy, formula = bound(0.1, 6.0, 100, DELTA), _moments(0.001, 6.0, 10_000)
     few = {"K": 10, "K_t": 1, "n": 500, "B": 5, "L": 100, "T": 100}
     return [
-        Case("per_layer", "M = 3", claimed, bound(0.01, 6 / math.sqrt(TENSORS), 10_000, DELTA),
-             accountant="pld, rounded down"),
-        Case("proposition_1", "one client a round, only one gradient not zero", formula, toy,
-             accountant="pld, rounded down", setting=few),
-        Case("l2_max", "one example raises the largest norm by a tenth", claimed,
-             audit.l2_max_epsilon(1.1, COORDINATES, DELTA), sampling="none", accountant="Bhattacharyya, lower bound"),
-        Case("theorem_5", "privacy loss above one half, one release", 0.0, audit.gaussian_loss_exceeds(0.5, 6.0),
-             quantity="probability", sampling="none", accountant="none", delta=0.0),
-    ]  # fmt: skip
+        Case(
+            "per_layer",
+            "M = 3",
+            claimed,
+            bound(0.01, 6 / math.sqrt(TENSORS), 10_000, DELTA),
+            accountant="pld, rounded down",
+        ),
+        Case(
+            "proposition_1",
+            "one client a round, only one gradient not zero",
+            formula,
+            toy,
+            accountant="pld, rounded down",
+            setting=few,
+        ),
+        Case(
+            "l2_max",
+            "one example raises the largest norm by a tenth",
+            claimed,
+            audit.l2_max_epsilon(1.1, COORDINATES, DELTA),
+            sampling="none",
+            accountant="Bhattacharyya, lower bound",
+        ),
+        Case(
+            "theorem_5",
+            "privacy loss above one half, one release",
+            0.0,
+            audit.gaussian_loss_exceeds(0.5, 6.0),
+            quantity="probability",
+            sampling="none",
+            accountant="none",
+            delta=0.0,
+        ),
+    ]
 
 
 def _composition() -> list[Case]:
     one, two = (gdp_epsilon(math.sqrt(holders) / 6, DELTA) for holders in (1, 2))
     shared = audit.shared_in_a_round(1000, 100, 10)
     return [
-        Case("parallel_composition", "two holders in one round, one use each", one, two, sampling="none",
-             accountant="gdp"),
-        Case("parallel_composition", "two of ten holders meet in a round", 0.0, shared, quantity="probability",
-             sampling="none", accountant="none", delta=0.0),
-    ]  # fmt: skip
+        Case(
+            "parallel_composition",
+            "two holders in one round, one use each",
+            one,
+            two,
+            sampling="none",
+            accountant="gdp",
+        ),
+        Case(
+            "parallel_composition",
+            "two of ten holders meet in a round",
+            0.0,
+            shared,
+            quantity="probability",
+            sampling="none",
+            accountant="none",
+            delta=0.0,
+        ),
+    ]
 
 
 def _printed_schedules() -> list[Case]:
@@ -166,7 +266,15 @@ def _printed_schedules() -> list[Case]:
     for name, noise in printed.items():
         ledger = schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove")
         spent = spend(ledger, "moments_accountant", DELTA).epsilon
-        rows.append(Case("printed_schedules", name, budget, spent, setting={"sigma": f"{first:g} to {last:g}"}))
+        rows.append(
+            Case(
+                "printed_schedules",
+                name,
+                budget,
+                spent,
+                setting={"sigma": f"{first:g} to {last:g}"},
+            )
+        )
     return rows
 
 
@@ -182,13 +290,25 @@ def readings() -> list[Case]:
     replaced = Event(0.01, 3.0, "example", "replace_one", uses=10_000, sampling="fixed")
     copies = Event(0.1, 6.0, "example", "add_remove", uses=1_000)
     listed: list[Reading] = [
-        ("as published", "the papers' orders and conversion", run, "moments_accountant", "computed as published"),
+        (
+            "as published",
+            "the papers' orders and conversion",
+            run,
+            "moments_accountant",
+            "computed as published",
+        ),
         ("today's conversion", "Rényi orders and conversion of today", run, "rdp", _IF_DRAWN),
         ("privacy loss distribution", "the composition itself", run, "pld", _IF_DRAWN),
         ("M = 3 tensors clipped", "multiplier σ/√M", layers, "moments_accountant", _IF_DRAWN),
         ("honest sampling", "K_t/K a round, T rounds", honest, "moments_accountant", "estimate"),
         ("replace one", "twice the sensitivity", replaced, "pld", _IF_DRAWN),
-        ("all ten copies", "ten holders, K_t/K a round each", copies, "moments_accountant", "estimate"),
+        (
+            "all ten copies",
+            "ten holders, K_t/K a round each",
+            copies,
+            "moments_accountant",
+            "estimate",
+        ),
     ]
     claimed = spend(run, "moments_accountant", DELTA).epsilon
     rows = []
@@ -197,7 +317,8 @@ def readings() -> list[Case]:
         rows.append(Case("same_training", name, claimed, spent.epsilon, relation=spent.relation,
                          sampling=spent.sampling, accountant=accountant,
                          setting={"change": change, "standing": standing}))  # fmt: skip
-    # at the batch means the value is exact; for who reads updates, which are computed from them, it is a bound
+    # at the batch means the value is exact; for who reads updates, which are computed from them, it
+    # is a bound
     at: dict[str, Any] = {"delta": DELTA, "tap": "batch"}
     coded, plan = fed_cdp("batch"), _paper_plan()
     inside = audit.statement(coded, plan, Holding(50_000, 500, 1), **at).proved
@@ -208,8 +329,18 @@ def readings() -> list[Case]:
         ("an adversary inside", "reads every batch mean", inside),
         ("all of it", "M = 3, ten copies, replace one, inside", everything),
     ):
-        rows.append(Case("same_training", name, claimed, found.epsilon, relation=found.relation, sampling="none",
-                         accountant=found.accountant, setting={"change": change, "standing": "exact"}))  # fmt: skip
+        rows.append(
+            Case(
+                "same_training",
+                name,
+                claimed,
+                found.epsilon,
+                relation=found.relation,
+                sampling="none",
+                accountant=found.accountant,
+                setting={"change": change, "standing": "exact"},
+            )
+        )
     return rows
 
 
@@ -218,21 +349,39 @@ def own_system(settings: CountingPrivacy) -> tuple[Defense, Plan, Holding]:
     budget: dict[str, Any] = {"clip_norm": settings.clip_norm, "noise_scale": settings.noise_scale}
     divide = None if settings.divide_by == "as_method" else settings.divide_by
     built = {
-        "fed_cdp_example": lambda: fed_cdp("example", divide_by=divide, scope=settings.clip_scope, **budget),
-        "fed_cdp_batch": lambda: fed_cdp("batch", divide_by=divide, scope=settings.clip_scope, **budget),
+        "fed_cdp_example": lambda: fed_cdp(
+            "example", divide_by=divide, scope=settings.clip_scope, **budget
+        ),
+        "fed_cdp_batch": lambda: fed_cdp(
+            "batch", divide_by=divide, scope=settings.clip_scope, **budget
+        ),
         "fed_sdp_client": lambda: fed_sdp("client", **budget),
         "fed_sdp_server": lambda: fed_sdp("server", **budget),
         "non_private": non_private,
     }
     plan = Plan(
-        settings.clients, settings.participants, settings.rounds, settings.local_iterations, settings.batch_size,
-        settings.client_sampling, settings.batch_sampling, local_lr=0.05,
-    )  # fmt: skip
-    holding = Holding(settings.examples, settings.client_size, settings.tensors, settings.holders, settings.repeats)
+        settings.clients,
+        settings.participants,
+        settings.rounds,
+        settings.local_iterations,
+        settings.batch_size,
+        settings.client_sampling,
+        settings.batch_sampling,
+        local_lr=0.05,
+    )
+    holding = Holding(
+        settings.examples,
+        settings.client_size,
+        settings.tensors,
+        settings.holders,
+        settings.repeats,
+    )
     return built[settings.method](), plan, holding
 
 
-def curve(accountant: Accountant, steps: Sequence[int], noise: float, rate: float = given.EXAMPLE_RATE) -> list[float]:
+def curve(
+    accountant: Accountant, steps: Sequence[int], noise: float, rate: float = given.EXAMPLE_RATE
+) -> list[float]:
     """Return ε after each of some numbers of steps of the papers' sampled Gaussian, at δ = 1e-5."""
     run = Event(rate, noise, "example", "add_remove", uses=max(steps))
     if accountant == "pld":

@@ -17,24 +17,37 @@ class CountingPrivacy(Settings):
         "smoke": {"curve_points": 8, "second_library": False},
         "full": {"curve_points": 200},
     }
-    method: Literal["fed_cdp_example", "fed_cdp_batch", "fed_sdp_client", "fed_sdp_server", "non_private"] = Field(
-        "fed_cdp_batch", description="what is run; the word after the last underscore says where noise enters"
+    method: Literal[
+        "fed_cdp_example", "fed_cdp_batch", "fed_sdp_client", "fed_sdp_server", "non_private"
+    ] = Field(
+        "fed_cdp_batch",
+        description="what is run; the word after the last underscore says where noise enters",
     )
     clients: int = Field(1000, ge=1, le=10**7, description="clients in all, K")
     participants: int = Field(100, ge=1, le=10**7, description="clients in a round, K_t")
     rounds: int = Field(100, ge=1, le=10**6, description="rounds, T")
-    local_iterations: int = Field(100, ge=1, le=10**6, description="local iterations in a participation, L")
+    local_iterations: int = Field(
+        100, ge=1, le=10**6, description="local iterations in a participation, L"
+    )
     batch_size: int = Field(5, ge=1, le=10**6, description="examples in a local batch, B")
-    client_size: int = Field(500, ge=1, le=10**8, description="examples of a client, repeats counted, n")
+    client_size: int = Field(
+        500, ge=1, le=10**8, description="examples of a client, repeats counted, n"
+    )
     examples: int = Field(50_000, ge=1, le=10**10, description="different examples in all, N")
     holders: int = Field(10, ge=1, le=10_000, description="clients that hold a given example")
-    repeats: int = Field(1, ge=1, le=10_000, description="times that one client holds a given example")
-    client_sampling: Literal["fixed", "poisson"] = Field("fixed", description="how the clients of a round are drawn")
-    batch_sampling: Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"] = Field(
-        "one_pass_fixed", description="how a client draws its batches"
+    repeats: int = Field(
+        1, ge=1, le=10_000, description="times that one client holds a given example"
     )
+    client_sampling: Literal["fixed", "poisson"] = Field(
+        "fixed", description="how the clients of a round are drawn"
+    )
+    batch_sampling: Literal[
+        "one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"
+    ] = Field("one_pass_fixed", description="how a client draws its batches")
     clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C")
-    clip_scope: Literal["layer", "all"] = Field("layer", description="what is clipped to C: each tensor, or the whole")
+    clip_scope: Literal["layer", "all"] = Field(
+        "layer", description="what is clipped to C: each tensor, or the whole"
+    )
     tensors: int = Field(3, ge=1, le=10_000, description="tensors of the model, M")
     noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
     divide_by: Literal["as_method", "sqrt_batch", "batch", "none"] = Field(
@@ -44,14 +57,24 @@ class CountingPrivacy(Settings):
         "bound", description="what the noise is scaled with: C, or the batch's own largest norm"
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ")
-    unit: Literal["example", "client"] = Field("example", description="whom the proved statement protects")
-    relation: Literal["add_remove", "replace_one"] = Field("add_remove", description="what neighbouring data differ by")
+    unit: Literal["example", "client"] = Field(
+        "example", description="whom the proved statement protects"
+    )
+    relation: Literal["add_remove", "replace_one"] = Field(
+        "add_remove", description="what neighbouring data differ by"
+    )
     tap: Literal["example", "batch", "update", "received", "aggregate"] = Field(
         "update", description="where the adversary of the proved statement reads"
     )
-    curve_points: int = Field(60, ge=4, le=10_000, description="points on each curve of the figures")
-    second_library: bool = Field(True, description="compare with TensorFlow Privacy where it is installed")
-    device: Device = Field("auto", description="named in the records; accounting uses the CPU alone")
+    curve_points: int = Field(
+        60, ge=4, le=10_000, description="points on each curve of the figures"
+    )
+    second_library: bool = Field(
+        True, description="compare with TensorFlow Privacy where it is installed"
+    )
+    device: Device = Field(
+        "auto", description="named in the records; accounting uses the CPU alone"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -64,15 +87,22 @@ class CountingPrivacy(Settings):
                 )
         self._can_be_dealt_out()
         if self.clip_scope == "all" and self.method.startswith("fed_sdp"):
-            raise InputError("clip_scope = 'all' is not a form of Fed-SDP in the papers: use clip_scope = 'layer'.")
+            raise InputError(
+                "clip_scope = 'all' is not a form of Fed-SDP in the papers: use clip_scope = 'layer'."
+            )
         return self
 
     def _can_be_dealt_out(self) -> None:
         """Refuse a worst case that is better than the mean: N examples fill the clients' K·n places."""
         N, places = self.examples, self.clients * self.client_size
         if N > places:
-            raise InputError(f"examples = {N} is more than clients × client_size = {places}: lower examples.")
-        for name, mean in (("repeats", self.client_size / N), ("holders", places / (N * self.repeats))):
+            raise InputError(
+                f"examples = {N} is more than clients × client_size = {places}: lower examples."
+            )
+        for name, mean in (
+            ("repeats", self.client_size / N),
+            ("holders", places / (N * self.repeats)),
+        ):
             if getattr(self, name) < mean:
                 raise InputError(
                     f"{name} = {getattr(self, name)} is too low: {self.clients} clients of {self.client_size} examples "

@@ -14,7 +14,7 @@ from fl_privacy_lib.chapters.counting_privacy import grid as chapter
 from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import MeasuredTable
 
 Points = list[tuple[dict[str, Any], dict[str, float]]]
@@ -56,14 +56,18 @@ def record(settings: CountingPrivacy, only: str | None = None, folder: Path = ME
             _record(table, partial(points_of, table), folder, settings.profile, device)
 
 
-def _record(table: str, points: Callable[[], Points], folder: Path, profile: str, device: str) -> None:
+def _record(
+    table: str, points: Callable[[], Points], folder: Path, profile: str, device: str
+) -> None:
     started = time.perf_counter()
     computed = points()
     seconds = (time.perf_counter() - started) / max(1, len(computed))
     first = list(computed[0][0])
     record = MeasuredTable(folder / f"{table}.csv", [*first, "metric"])
     missing = [(key, metrics) for key, metrics in computed if not _stands(record, key, metrics)]
-    say(f"{table}: {len(computed) - len(missing)} of {len(computed)} points are recorded already")
+    report_progress(
+        f"{table}: {len(computed) - len(missing)} of {len(computed)} points are recorded already"
+    )
     for key, metrics in missing:
         values = {name: {"mean": value, "std": 0.0, "n": 1} for name, value in metrics.items()}
         record.add(key, values, seeds=1, profile=profile, device=device, seconds=seconds)

@@ -1,7 +1,8 @@
 """Chapter 04: what private training costs, as the papers write it down and as the fast engine runs it.
 
-Times belong to a machine; what is recorded and compared are ratios to the same machine's non-private training, all
-engines interleaved in one run. The examples are random numbers: no time here depends on what an image shows.
+Times belong to a machine; what is recorded and compared are ratios to the same machine's
+non-private training, all engines interleaved in one run. The examples are random numbers: no time
+here depends on what an image shows.
 """
 
 import copy
@@ -18,7 +19,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_privacy_lib.data import Partition, iid
-from fl_privacy_lib.defenses import Defense, fed_alpha_cdp, fed_cdp, fed_cdp_decay, fed_sdp, non_private
+from fl_privacy_lib.defenses import (
+    Defense,
+    fed_alpha_cdp,
+    fed_cdp,
+    fed_cdp_decay,
+    fed_sdp,
+    non_private,
+)
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import Parameters, init_glorot, mlp, training_cnn
 from fl_privacy_lib.sampling import Plan
@@ -54,8 +62,12 @@ class Workload:
         size = iterations * self.batch_size
         x = torch.rand(participants * size, *self.shape, generator=generator)
         y = torch.randint(self.classes, (len(x),), generator=generator)
-        plan = Plan(participants, participants, 1, iterations, self.batch_size, local_lr=0.01, seed=seed)
-        return Scene(model, x, y, iid(len(x), participants, size, np.random.default_rng(seed)), plan)
+        plan = Plan(
+            participants, participants, 1, iterations, self.batch_size, local_lr=0.01, seed=seed
+        )
+        return Scene(
+            model, x, y, iid(len(x), participants, size, np.random.default_rng(seed)), plan
+        )
 
 
 FEDERATED = {
@@ -89,7 +101,10 @@ class Scene:
     def batches(self) -> list[list[np.ndarray]]:
         """Return every client's batches as positions in x."""
         own = self.partition.indices
-        return [[own[c][b] for b in self.plan.batches(c, len(own[c]), 0)] for c in range(self.plan.clients)]
+        return [
+            [own[c][b] for b in self.plan.batches(c, len(own[c]), 0)]
+            for c in range(self.plan.clients)
+        ]
 
 
 Engine = Callable[[Scene], Parameters]
@@ -133,7 +148,8 @@ class Written:
     clip_norm : C in this round; None: plain training
     noise_scale : σ
     largest : whether the noise follows the batch's largest norm (ℓ2-max) instead of C
-    on_batch : whether noise is drawn once, on the batch (dynamic parameters), instead of for every example
+    on_batch : whether noise is drawn once, on the batch (dynamic parameters), instead of for every
+        example
     at_update : whether only the update is clipped and noised (Fed-SDP)
     """
 
@@ -168,7 +184,9 @@ class Written:
         parameters = list(model.parameters())
         total, bound, kept = [torch.zeros_like(p) for p in parameters], self.clip_norm, []
         for i in range(len(x)):
-            gradients = torch.autograd.grad(cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters)
+            gradients = torch.autograd.grad(
+                cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters
+            )
             norms = [float(g.norm()) for g in gradients]
             kept.append(max(norms))
             for t, g, norm in zip(total, gradients, norms, strict=True):
@@ -193,8 +211,16 @@ def fast(defense: Defense, chunk: int | None = None, engine: str = "stacked") ->
     def one_round(scene: Scene) -> Parameters:
         # read at the aggregate: the difference of weights would be lost in the weights' rounding
         tap = Tap("aggregate")
-        run = simulate(scene.model, (scene.x, scene.y), scene.partition, scene.plan, defense, taps=[tap],
-                       engine=engine, clients_per_chunk=chunk)  # fmt: skip
+        run = simulate(
+            scene.model,
+            (scene.x, scene.y),
+            scene.partition,
+            scene.plan,
+            defense,
+            taps=[tap],
+            engine=engine,
+            clients_per_chunk=chunk,
+        )
         return run.observations[tap].values
 
     return one_round
@@ -209,10 +235,13 @@ def noise_alone(scene: Scene) -> Parameters:
     return {}
 
 
-def interleaved(engines: dict[str, Engine], scene: Scene, repetitions: int) -> dict[str, list[float]]:
+def interleaved(
+    engines: dict[str, Engine], scene: Scene, repetitions: int
+) -> dict[str, list[float]]:
     """Return each engine's process times in ms per (client, local iteration), one a repetition.
 
-    Every engine runs in every repetition, since times on a shared machine drift; a first one warms the caches up.
+    Every engine runs in every repetition, since times on a shared machine drift; a first one warms
+    the caches up.
     """
     times: dict[str, list[float]] = {name: [] for name in engines}
     work = scene.plan.participants * scene.plan.local_iterations
@@ -256,7 +285,11 @@ class Cost:
     repetitions: int
 
 
-BASE = {"fed_cdp/table_3": "fed_cdp", "fed_alpha_cdp/table_9": "fed_cdp", "dynamic_parameters/table_10": "dp_baseline"}
+BASE = {
+    "fed_cdp/table_3": "fed_cdp",
+    "fed_alpha_cdp/table_9": "fed_cdp",
+    "dynamic_parameters/table_10": "dp_baseline",
+}
 """Table → the method whose cost the paper compares its own with."""
 PLAIN = "as_written:non_private"
 SCHEDULED = 0.75 * CLIP_NORM  # a bound that has decayed: the value changes no time
@@ -285,7 +318,11 @@ WRITTEN: dict[str, dict[str, Written]] = {
 }
 STACKED: dict[str, dict[str, Defense]] = {
     "fed_cdp/table_3": {"non_private": non_private(), "fed_sdp": fed_sdp(), "fed_cdp": fed_cdp()},
-    "fed_alpha_cdp/table_9": {"non_private": non_private(), "fed_sdp": fed_sdp(), "fed_cdp": fed_cdp()},
+    "fed_alpha_cdp/table_9": {
+        "non_private": non_private(),
+        "fed_sdp": fed_sdp(),
+        "fed_cdp": fed_cdp(),
+    },
     "dynamic_parameters/table_10": {"non_private": non_private(), "dp_baseline": fed_cdp("batch")},
 }
 
@@ -312,7 +349,9 @@ def engines_of(table: str, kinds: Sequence[str]) -> dict[str, Engine]:
     made: dict[str, dict[str, Engine]] = {
         "as_written": dict(WRITTEN[table]),
         "stacked": {name: fast(defense) for name, defense in STACKED[table].items()},
-        "compiled": {name: fast(defense, engine="compiled") for name, defense in COMPILED[table].items()},
+        "compiled": {
+            name: fast(defense, engine="compiled") for name, defense in COMPILED[table].items()
+        },
     }
     return {f"{kind}:{name}": run for kind in kinds for name, run in made[kind].items()}
 
@@ -329,7 +368,8 @@ def measure(
 
     Parameters
     ----------
-    kinds : of engines; the plain loop as written runs beside them in any case, but is a cell only of its own kind
+    kinds : of engines; the plain loop as written runs beside them in any case, but is a cell only
+        of its own kind
     """
     work = datasets_of(table)[dataset]
     participants, iterations = (1, 2) if datasets_of(table) is CENTRALISED else (5, 10)
@@ -345,5 +385,7 @@ def measure(
             "ratio_to_plain_loop": ratio(times, name, PLAIN),
             f"ratio_to_{BASE[table]}": ratio(times, name, f"{engine}:{BASE[table]}"),
         }
-        cost = Cost(table, dataset, method, engine, work.batch_size, participants, iterations, repetitions)
+        cost = Cost(
+            table, dataset, method, engine, work.batch_size, participants, iterations, repetitions
+        )
         yield cost, {m: {"mean": v, "std": s, "n": repetitions} for m, (v, s) in metrics.items()}

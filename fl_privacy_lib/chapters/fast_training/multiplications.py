@@ -1,7 +1,8 @@
 """How many multiplications one example's gradient takes: as a library does them, and as the compiled kernel does.
 
-The kernel saves where the answer is the same: Winograd's products in the forward pass of the second convolution, no
-work on positions that no window reads, and none on what ReLU and the maximum have set to zero.
+The kernel saves where the answer is the same: Winograd's products in the forward pass of the second
+convolution, no work on positions that no window reads, and none on what ReLU and the maximum have
+set to zero.
 """
 
 import math
@@ -32,14 +33,19 @@ def multiplications(model: nn.Module, x: torch.Tensor) -> list[Work]:
 
     Notes
     -----
-    Transforms, norms and the weighted sums of gradients are not counted; they hold no product that could be saved.
+    Transforms, norms and the weighted sums of gradients are not counted; they hold no product that
+    could be saved.
     """
     layers = nn.Sequential(*model.children())
     counts = [weight.numel() for weight in model.parameters()]
     if any(isinstance(layer, nn.Conv2d) for layer in layers):
         return _cnn(layers, x)
     forward, back = float(sum(counts)), float(sum(counts[1:]))
-    passes = (("dense, forward", forward), ("dense, weight gradient", forward), ("dense, input gradient", back))
+    passes = (
+        ("dense, forward", forward),
+        ("dense, weight gradient", forward),
+        ("dense, input gradient", back),
+    )
     return [Work(name, count, count) for name, count in passes]
 
 
@@ -49,7 +55,10 @@ def _cnn(model: nn.Sequential, x: torch.Tensor) -> list[Work]:
         features = model[:6](x)  # [n, 64, T, T]
     active = float((features > 0).flatten(1).sum(1).double().mean())
     tiles, side = features[0, 0].numel(), x.shape[-1] - 2
-    inner, windows = side // 2 - 2, (2 * math.isqrt(tiles) + 2) ** 2  # windows of the first pool that are read
+    inner, windows = (
+        side // 2 - 2,
+        (2 * math.isqrt(tiles) + 2) ** 2,
+    )  # windows of the first pool that are read
     one, two, last = (float(shape.numel()) for shape in (first, second, dense))
     reads = active * two / second[0]  # each feature that is not zero meets nine taps of 32 channels
     return [

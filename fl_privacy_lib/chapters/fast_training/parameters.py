@@ -16,16 +16,25 @@ class FastTraining(Settings):
         "full": {"participants": 20, "local_iterations": 10, "repetitions": 7, "rounds": 5},
     }
     workload: Literal["mnist", "cifar10", "lfw", "adult", "cancer"] = Field(
-        "mnist", description="shape of the examples, network and classes; the examples are random numbers"
+        "mnist",
+        description="shape of the examples, network and classes; the examples are random numbers",
     )
     participants: int = Field(10, ge=1, le=100_000, description="clients in a round, K_t")
-    local_iterations: int = Field(5, ge=1, le=10_000, description="local iterations in a participation, L")
+    local_iterations: int = Field(
+        5, ge=1, le=10_000, description="local iterations in a participation, L"
+    )
     batch_size: int = Field(5, ge=1, le=10_000, description="examples in a local batch, B")
     clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
     noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
-    clients_per_chunk: int = Field(4, ge=1, le=10_000, description="clients that the fast engine stacks")
+    clients_per_chunk: int = Field(
+        4, ge=1, le=10_000, description="clients that the fast engine stacks"
+    )
     workers: int = Field(2, ge=1, le=256, description="processes that share a round's clients")
     rounds: int = Field(3, ge=1, le=1000, description="rounds over which the workers are timed")
-    repetitions: int = Field(3, ge=1, le=1000, description="times that every engine is measured, interleaved")
+    repetitions: int = Field(
+        3, ge=1, le=1000, description="times that every engine is measured, interleaved"
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, examples and noise")
-    device: Device = Field("auto", description="auto: a CUDA device where there is one, else the CPU")
+    device: Device = Field(
+        "auto", description="auto: a CUDA device where there is one, else the CPU"
+    )

@@ -11,10 +11,18 @@ from fl_privacy_lib.chapters.fast_training import engines as chapter
 from fl_privacy_lib.chapters.fast_training.parameters import FastTraining
 from fl_privacy_lib.reproduction.devices import device_name
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import MeasuredTable
 
-KEYS = ("dataset", "method", "engine", "batch_size", "participants", "local_iterations", "repetitions")
+KEYS = (
+    "dataset",
+    "method",
+    "engine",
+    "batch_size",
+    "participants",
+    "local_iterations",
+    "repetitions",
+)
 
 
 def record(settings: FastTraining, only: str | None = None, folder: Path = MEASURED) -> None:
@@ -36,19 +44,34 @@ def record(settings: FastTraining, only: str | None = None, folder: Path = MEASU
         for dataset in chapter.datasets_of(table):
             rows = record.rows_of({"dataset": dataset, "repetitions": settings.repetitions})
             recorded = {f"{row['engine']}:{row['method']}" for _, row in rows.iterrows()}
-            kinds = [kind for kind in _kinds() if not chapter.engines_of(table, [kind]).keys() <= recorded]
+            kinds = [
+                kind
+                for kind in _kinds()
+                if not chapter.engines_of(table, [kind]).keys() <= recorded
+            ]
             if not kinds:
-                say(f"{table} {dataset}: recorded already")
+                report_progress(f"{table} {dataset}: recorded already")
                 continue
             started = time.perf_counter()
             cells = list(chapter.measure(table, dataset, settings.repetitions, kinds))
             seconds = (time.perf_counter() - started) / len(cells)
-            for cost, metrics in cells:  # one interleaved run, beside the same plain loop as written
+            for (
+                cost,
+                metrics,
+            ) in cells:  # one interleaved run, beside the same plain loop as written
                 if f"{cost.engine}:{cost.method}" not in recorded:
                     values = asdict(cost)
-                    record.add({k: values[k] for k in KEYS}, metrics, seeds=1, profile=settings.profile,
-                               device=device_name(torch.device("cpu")), seconds=seconds)  # fmt: skip
-            say(f"{table} {dataset}: {len(cells)} cells of {', '.join(kinds)} in {seconds * len(cells):.0f} s")
+                    record.add(
+                        {k: values[k] for k in KEYS},
+                        metrics,
+                        seeds=1,
+                        profile=settings.profile,
+                        device=device_name(torch.device("cpu")),
+                        seconds=seconds,
+                    )
+            report_progress(
+                f"{table} {dataset}: {len(cells)} cells of {', '.join(kinds)} in {seconds * len(cells):.0f} s"
+            )
 
 
 def _kinds() -> list[str]:

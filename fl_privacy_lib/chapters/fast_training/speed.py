@@ -11,14 +11,33 @@ import pandas as pd
 import fl_privacy_lib
 from fl_privacy_lib.chapters.fast_training.engines import ratio
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import write_table
 
 Times = dict[str, list[float]]
 """Engine → its times, one a repetition."""
 
-COLUMNS = ["workload", "engine", "participants", "workers", "ms_per_client_iteration", "peak_mib", "version", "date"]
-RATIO_COLUMNS = ["workload", "ratio", "vector_width", "median", "std", "repetitions", "goal", "version", "date"]
+COLUMNS = [
+    "workload",
+    "engine",
+    "participants",
+    "workers",
+    "ms_per_client_iteration",
+    "peak_mib",
+    "version",
+    "date",
+]
+RATIO_COLUMNS = [
+    "workload",
+    "ratio",
+    "vector_width",
+    "median",
+    "std",
+    "repetitions",
+    "goal",
+    "version",
+    "date",
+]
 ENGINE_KEYS, RATIO_KEYS = COLUMNS[:4], RATIO_COLUMNS[:3]
 STEPS = {
     "naive": "a loop over the examples",
@@ -51,13 +70,29 @@ STAGES = {
 """Stage of the compiled engine → an engine with it, and one without it: their difference is what the stage takes."""
 GOALS: dict[str, dict[str, str]] = {
     "naive / compiled_private": {"mnist_cnn": "≥ 9", "cifar10_cnn": "≥ 7"},
-    "compiled_private / plain_non_private": {"mnist_cnn": "≤ 0.25", "cifar10_cnn": "≤ 0.28", "adult_mlp": "≤ 0.9"},
+    "compiled_private / plain_non_private": {
+        "mnist_cnn": "≤ 0.25",
+        "cifar10_cnn": "≤ 0.28",
+        "adult_mlp": "≤ 0.9",
+    },
     "opacus / compiled_private": {"mnist_cnn": "≥ 6.5", "cifar10_cnn": "≥ 6.5"},
-    "ours_private / compiled_private": {"mnist_cnn": "≥ 3", "cifar10_cnn": "≥ 2.5", "adult_mlp": f"≥ {1 / 0.45:.2f}"},
+    "ours_private / compiled_private": {
+        "mnist_cnn": "≥ 3",
+        "cifar10_cnn": "≥ 2.5",
+        "adult_mlp": f"≥ {1 / 0.45:.2f}",
+    },
     "compiled_private / compiled_non_private": {"mnist_cnn": "≤ 1.12", "cifar10_cnn": "≤ 1.12"},
-    "compiled, 1 / 2 workers": {"mnist_cnn": "≥ 1.85", "cifar10_cnn": "≥ 1.85", "adult_mlp": "≥ 1.85"},
+    "compiled, 1 / 2 workers": {
+        "mnist_cnn": "≥ 1.85",
+        "cifar10_cnn": "≥ 1.85",
+        "adult_mlp": "≥ 1.85",
+    },
     "centralised, stacked / compiled": {"mnist_cnn": "≥ 3.5"},
-    "compiled, memory at 1,000 / 20 clients": {"mnist_cnn": "≤ 1.3", "cifar10_cnn": "≤ 1.3", "adult_mlp": "≤ 1.3"},
+    "compiled, memory at 1,000 / 20 clients": {
+        "mnist_cnn": "≤ 1.3",
+        "cifar10_cnn": "≤ 1.3",
+        "adult_mlp": "≤ 1.3",
+    },
 }
 """Ratio → workload → the bound that must hold on a quiet machine."""
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {"≥": operator.ge, "≤": operator.le}
@@ -82,7 +117,11 @@ def holds(goal: str, value: float) -> bool:
 
 def put(path: Path, columns: Sequence[str], keys: Sequence[str], row: dict[str, Any]) -> None:
     """Write one row in place of the row with the same keys, or after the last; all other rows stay as they are."""
-    table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame(columns=columns)
+    table = (
+        pd.read_csv(path, dtype=str, keep_default_na=False)
+        if path.exists()
+        else pd.DataFrame(columns=columns)
+    )
     new = {column: str(row[column]) for column in columns}
     same = (table[list(keys)] == pd.Series({k: new[k] for k in keys})).all(axis=1).to_numpy()
     table.loc[table.index[same][0] if same.any() else len(table)] = list(new.values())
@@ -101,22 +140,42 @@ class Record:
 
     def __init__(self, path: Path, repetitions: int, width: str = "native") -> None:
         self.path, self.repetitions, self.width = path, repetitions, width
-        self.stamp = {"version": fl_privacy_lib.__version__, "date": datetime.date.today().isoformat()}
+        self.stamp = {
+            "version": fl_privacy_lib.__version__,
+            "date": datetime.date.today().isoformat(),
+        }
 
-    def engine(self, workload: str, name: str, participants: int, workers: int, ms: float, peak: str) -> None:
+    def engine(
+        self, workload: str, name: str, participants: int, workers: int, ms: float, peak: str
+    ) -> None:
         """Write an engine's time and peak memory."""
-        row = {"workload": workload, "engine": name, "participants": participants, "workers": workers,
-               "ms_per_client_iteration": f"{ms:.4f}", "peak_mib": peak} | self.stamp  # fmt: skip
+        row = {
+            "workload": workload,
+            "engine": name,
+            "participants": participants,
+            "workers": workers,
+            "ms_per_client_iteration": f"{ms:.4f}",
+            "peak_mib": peak,
+        } | self.stamp
         put(self.path, COLUMNS, ENGINE_KEYS, row)
 
     def ratio(self, workload: str, name: str, values: tuple[float, float]) -> None:
         """Write a ratio, its median and standard deviation, beside the bound that it has to keep."""
         goal = goal_of(workload, name)
-        row = {"workload": workload, "ratio": name, "vector_width": self.width, "median": f"{values[0]:.4f}",
-               "std": f"{values[1]:.4f}", "repetitions": self.repetitions, "goal": goal} | self.stamp  # fmt: skip
+        row = {
+            "workload": workload,
+            "ratio": name,
+            "vector_width": self.width,
+            "median": f"{values[0]:.4f}",
+            "std": f"{values[1]:.4f}",
+            "repetitions": self.repetitions,
+            "goal": goal,
+        } | self.stamp
         put(self.path.with_name("performance_ratios.csv"), RATIO_COLUMNS, RATIO_KEYS, row)
-        verdict = "" if goal == "none" else f"; {goal}: {'holds' if holds(goal, values[0]) else 'MISSED'}"
-        say(f"  {workload} {name}: {values[0]:.3f} ± {values[1]:.3f}{verdict}")
+        verdict = (
+            "" if goal == "none" else f"; {goal}: {'holds' if holds(goal, values[0]) else 'MISSED'}"
+        )
+        report_progress(f"  {workload} {name}: {values[0]:.3f} ± {values[1]:.3f}{verdict}")
 
     def ratios(self, workload: str, times: Times) -> None:
         """Write the ratios of interleaved engines and the share of each stage of the compiled one."""
@@ -134,7 +193,9 @@ class Record:
 def recorded_ms(workload: str, folder: Path = MEASURED) -> dict[str, float]:
     """Return the recorded ms of a client's local iteration by engine: 20 clients, one thread."""
     table = pd.read_csv(folder / "performance.csv")
-    rows = table[(table["workload"] == workload) & (table["participants"] == 20) & (table["workers"] == 1)]
+    rows = table[
+        (table["workload"] == workload) & (table["participants"] == 20) & (table["workers"] == 1)
+    ]
     return dict(zip(rows["engine"], rows["ms_per_client_iteration"], strict=True))
 
 
@@ -153,4 +214,7 @@ def steps(workload: str, folder: Path = MEASURED) -> list[tuple[str, float, floa
     ms = recorded_ms(workload, folder)
     names = [name for name in STEPS if name in ms]
     before = [names[0], *names] if names else []
-    return [(STEPS[name], ms[name], ms[last] / ms[name]) for last, name in zip(before, names, strict=False)]
+    return [
+        (STEPS[name], ms[name], ms[last] / ms[name])
+        for last, name in zip(before, names, strict=False)
+    ]

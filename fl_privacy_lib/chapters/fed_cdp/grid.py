@@ -22,13 +22,19 @@ RATES = (0.0004, 0.002, 0.01, 0.05, 0.25)
 """Learning rates that every arm chooses from, steps of 5 around the released code's 0.05."""
 ARMS = (
     ("non_private", "not_applicable"),
-    *((method, setting) for method in ("fed_sdp", "fed_cdp", "fed_cdp_decay") for setting in ("printed", "code")),
+    *(
+        (method, setting)
+        for method in ("fed_sdp", "fed_cdp", "fed_cdp_decay")
+        for setting in ("printed", "code")
+    ),
 )
 AS_CODED = (("fed_cdp", "as_coded"), ("fed_cdp_decay", "as_coded"))
 """The released code's Fed-SDP adds no noise and clips nothing: its row is the non-private one."""
-TUNED_AS = {"fed_sdp_server": "fed_sdp", "median_clip": "fed_cdp", "dssgd": "non_private"} | dict.fromkeys(
-    DECAYS, "fed_cdp_decay"
-)
+TUNED_AS = {
+    "fed_sdp_server": "fed_sdp",
+    "median_clip": "fed_cdp",
+    "dssgd": "non_private",
+} | dict.fromkeys(DECAYS, "fed_cdp_decay")
 CLIPS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
 SCALES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
 SWEEP = (0.0, 0.1, 0.5, 1.0, 2.0)
@@ -59,14 +65,20 @@ def training_values(result: Result) -> Values:
 
 def utility_values(result: Result) -> Values:
     """Return signal and noise of a round, by tensor and together, and Proposition 2's bound beside the noise."""
-    signal, noise, predicted = (result[name] for name in ("signal", "noise", "predicted_noise"))  # [M]
+    signal, noise, predicted = (
+        result[name] for name in ("signal", "noise", "predicted_noise")
+    )  # [M]
     bound = np.median(result["bounds"]) if result["bounds"].size else 0.0
     values = {"bound": numbers(result["bounds"])} if result["bounds"].size else {}
     for name, own in (("signal", signal), ("noise", noise), ("predicted_noise", predicted)):
         values |= {f"{name}_{m}": numbers([v]) for m, v in enumerate(own, 1)}
         values[name] = numbers([np.sqrt((own**2).sum())])
     ratio = values["signal"]["mean"] / values["noise"]["mean"] if noise.any() else np.inf
-    over = {f"{name}_over_bound": float(result[name]) / bound for name in ("gradient_noise", "step_noise") if bound}
+    over = {
+        f"{name}_over_bound": float(result[name]) / bound
+        for name in ("gradient_noise", "step_noise")
+        if bound
+    }
     for name, value in (over | {"signal_to_noise": ratio}).items():
         values[name] = numbers([value])
     return values | {"flipped": numbers(result["flipped"])} if result["flipped"].size else values
@@ -80,10 +92,16 @@ def norm_values(layer: int, axis: int, result: Result) -> Values:
     return means | {"late_over_early": numbers([tenths[-1].mean() / tenths[0].mean()])}
 
 
-def training(settings: FedCdp, dataset: str, method: str, setting: str = "not_applicable", **changes: Any) -> Training:
+def training(
+    settings: FedCdp, dataset: str, method: str, setting: str = "not_applicable", **changes: Any
+) -> Training:
     """Return a cell at the paper's settings for a data set, shortened to the profile's rounds and iterations."""
     setup = SETUPS[dataset]
-    own: dict[str, Any] = {"batch_size": setup.batch_size, "rounds": setup.rounds, "seed": settings.seed}
+    own: dict[str, Any] = {
+        "batch_size": setup.batch_size,
+        "rounds": setup.rounds,
+        "seed": settings.seed,
+    }
     if method in DECAYS:
         own |= {"clip_norm": settings.decay_from, "clip_end": settings.decay_to}
     if setting == "as_coded":
@@ -100,7 +118,13 @@ Rates = dict[Arm, float]
 def arm_of(point: Training) -> Arm:
     """Return what a learning rate is chosen for: data, method, reading, σ and L."""
     method = TUNED_AS.get(point.method, point.method)
-    return point.dataset, method, point.setting, f"{point.noise_scale:.6g}", str(point.local_iterations)
+    return (
+        point.dataset,
+        method,
+        point.setting,
+        f"{point.noise_scale:.6g}",
+        str(point.local_iterations),
+    )
 
 
 def best_rates(frame: pd.DataFrame) -> Rates:
@@ -108,19 +132,25 @@ def best_rates(frame: pd.DataFrame) -> Rates:
     names = ["dataset", "method", "setting", "noise_scale", "local_iterations"]
     if not len(frame):
         return {}
-    own = frame[frame["metric"] == "accuracy"].assign(rate=lambda f: f["local_lr"].astype(float)).sort_values("rate")
+    own = (
+        frame[frame["metric"] == "accuracy"]
+        .assign(rate=lambda f: f["local_lr"].astype(float))
+        .sort_values("rate")
+    )
     groups: Any = own.groupby(names)
     return {tuple(arm): float(group["rate"].iloc[int(group["mean"].argmax())])
             for arm, group in groups if len(group) == len(RATES)}  # fmt: skip
 
 
-def rated(point: Training, rates: Rates, like: Training | None = None) -> Training:
+def with_rate(point: Training, rates: Rates, like: Training | None = None) -> Training:
     """Return the point with its arm's learning rate, or that of another point's arm."""
     if point.setting == "as_coded":
         return point
     arm = arm_of(like or point)
     if arm not in rates:
-        raise InputError(f"the learning rate of {', '.join(arm)} is not chosen yet: record the part learning_rates.")
+        raise InputError(
+            f"the learning rate of {', '.join(arm)} is not chosen yet: record the part learning_rates."
+        )
     return replace(point, local_lr=rates[arm])
 
 
@@ -137,7 +167,9 @@ def learning_rates(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     points = [made(*arm) for arm in ARMS]
     if dataset == "mnist":
         points += [made("fed_cdp", "code", noise_scale=z) for z in SWEEP]
-        points += [made(*arm, local_iterations=1) for arm in ARMS if arm[0] in ("non_private", "fed_cdp")]
+        points += [
+            made(*arm, local_iterations=1) for arm in ARMS if arm[0] in ("non_private", "fed_cdp")
+        ]
     return [_cell(replace(point, local_lr=rate)) for point in points for rate in RATES]
 
 
@@ -146,35 +178,51 @@ def table_2(
 ) -> list[Cell]:
     """Return (b), (c), (e): one column of Table II, every arm, and the code's own σ and learning rate."""
     seeds = settings.seeds if repeated else 1
-    points = [training(settings, dataset, *arm, clients=clients, participants=participants, seeds=seeds)
-              for arm in (*ARMS, *AS_CODED)]  # fmt: skip
-    return [_cell(rated(point, rates), participation=f"{participants / clients:.2f}") for point in points]
+    points = [
+        training(settings, dataset, *arm, clients=clients, participants=participants, seeds=seeds)
+        for arm in (*ARMS, *AS_CODED)
+    ]
+    return [
+        _cell(with_rate(point, rates), participation=f"{participants / clients:.2f}")
+        for point in points
+    ]
 
 
 def population(dataset: str) -> dict[str, Any]:
     """Return the clients of Tables I, IV and V: as in the code for the small data, a tenth of them for images."""
     if dataset in ("adult", "cancer"):
         return {"clients": 1000, "participants": 100}
-    return {"clients": 100, "participants": 10} | ({"rounds": 20} if dataset in ("cifar10", "lfw") else {})
+    return {"clients": 100, "participants": 10} | (
+        {"rounds": 20} if dataset in ("cifar10", "lfw") else {}
+    )
 
 
 def table_1(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return the non-private accuracy of Table I."""
-    return [_cell(rated(training(settings, dataset, "non_private", **population(dataset)), rates))]
+    return [
+        _cell(with_rate(training(settings, dataset, "non_private", **population(dataset)), rates))
+    ]
 
 
 def table_4(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return (d): Fed-CDP over the clipping bound, at the learning rate chosen for C = 4."""
     made = partial(training, settings, dataset, "fed_cdp", **population(dataset))
-    points = [rated(made(setting=setting, clip_norm=c), rates) for setting in ("printed", "code") for c in CLIPS]
+    points = [
+        with_rate(made(setting=setting, clip_norm=c), rates)
+        for setting in ("printed", "code")
+        for c in CLIPS
+    ]
     return [_cell(point, clip=f"{point.clip_norm:g}") for point in points]
 
 
 def table_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return (d): Fed-CDP over the noise scale, at the learning rate chosen for σ = 6."""
     made = partial(training, settings, dataset, "fed_cdp", **population(dataset))
-    return [_cell(rated(made(setting=setting, noise_scale=s), rates, like=made(setting=setting)))
-            for setting in ("printed", "code") for s in SCALES]  # fmt: skip
+    return [
+        _cell(with_rate(made(setting=setting, noise_scale=s), rates, like=made(setting=setting)))
+        for setting in ("printed", "code")
+        for s in SCALES
+    ]
 
 
 def every_rate(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
@@ -187,15 +235,21 @@ def every_rate(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
 def every_rate_large(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return Fed-CDP of Table II with 1,000 clients, 100 a round, at the two smallest rates."""
     made = partial(training, settings, dataset, "fed_cdp", clients=1000, participants=100)
-    return [_cell(made(setting=setting, local_lr=rate)) for setting in ("code", "printed") for rate in RATES[:2]]
+    return [
+        _cell(made(setting=setting, local_lr=rate))
+        for setting in ("code", "printed")
+        for rate in RATES[:2]
+    ]
 
 
-def noise(pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def noise(
+    pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, rates: Rates
+) -> list[Cell]:
     """Return accuracy over (K_t, z), each z at a learning rate of its own; z/√K_t is what a round's mean carries."""
     made = partial(training, settings, dataset, "fed_cdp")
     points = [made("code", noise_scale=z, participants=k) for k, z in pairs]
     points += [made("printed", participants=10)] if (10, 6.0) in pairs else []
-    return [_cell(rated(p, rates), multiplier=f"{p.multiplier:.6g}",
+    return [_cell(with_rate(p, rates), multiplier=f"{p.multiplier:.6g}",
                   round_noise=f"{p.multiplier / p.participants**0.5:.6g}") for p in points]  # fmt: skip
 
 
@@ -204,9 +258,11 @@ def utility(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     arms = [training(settings, dataset, "fed_cdp", setting, participants=10)
             for setting in ("printed", "code", "as_coded")]  # fmt: skip
     late = min(20, settings.rounds)
-    points = [Utility(rated(arm, rates), at, settings.examples) for at in (0, late) for arm in arms]
+    points = [
+        Utility(with_rate(arm, rates), at, settings.examples) for at in (0, late) for arm in arms
+    ]
     large = training(settings, dataset, "fed_cdp", "code", clients=1000, participants=100)
-    points.append(Utility(rated(large, rates), 0, settings.examples))
+    points.append(Utility(with_rate(large, rates), 0, settings.examples))
     return [Cell((("multiplier", f"{p.arm.multiplier:.6g}"),), p, utility_values) for p in points]
 
 
@@ -215,35 +271,50 @@ def figure_3(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     arms = [arm for arm in ARMS if arm[0] in ("non_private", "fed_cdp")]
     cells = []
     panels: dict[str, dict[str, Any]] = {
-        "rounds": {"clients": 1000, "participants": 100, "local_iterations": 1}, "local_iterations": {"rounds": 10},
-    }  # fmt: skip
+        "rounds": {"clients": 1000, "participants": 100, "local_iterations": 1},
+        "local_iterations": {"rounds": 10},
+    }
     for axis, (panel, sizes) in enumerate(panels.items()):
         for arm in arms:
-            point = rated(training(settings, dataset, *arm, watched=True, **sizes), rates)
+            point = with_rate(training(settings, dataset, *arm, watched=True, **sizes), rates)
             tensors = 3  # of both networks
-            cells += [Cell((("panel", panel), ("layer", str(m + 1))), point, partial(norm_values, m, axis))
-                      for m in range(tensors)]  # fmt: skip
+            cells += [
+                Cell(
+                    (("panel", panel), ("layer", str(m + 1))), point, partial(norm_values, m, axis)
+                )
+                for m in range(tensors)
+            ]
     return cells
 
 
 def figure_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return accuracy where the smallest coordinates of every update are not sent, at a fifth of the rounds."""
     arms = [arm for arm in ARMS if arm[1] != "printed"]
-    return [_cell(rated(training(settings, dataset, *arm, pruned=p, rounds=20), rates)) for arm in arms for p in PRUNED]
+    return [
+        _cell(with_rate(training(settings, dataset, *arm, pruned=p, rounds=20), rates))
+        for arm in arms
+        for p in PRUNED
+    ]
 
 
 def local_iterations(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return the first column of Table II with one local iteration a round, at learning rates of its own."""
     arms = [arm for arm in ARMS if arm[0] in ("non_private", "fed_cdp")]
-    points = [training(settings, dataset, *arm, local_iterations=1, seeds=settings.seeds) for arm in arms]
-    return [_cell(rated(point, rates), participation="0.05") for point in points]
+    points = [
+        training(settings, dataset, *arm, local_iterations=1, seeds=settings.seeds) for arm in arms
+    ]
+    return [_cell(with_rate(point, rates), participation="0.05") for point in points]
 
 
 def variants(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     """Return other decays, the batch's own median as bound, noise at the server, selective sharing; 20 rounds."""
     methods = ("fed_cdp", *DECAYS, "median_clip", "fed_sdp", "fed_sdp_server")
-    arms = [*((method, "code") for method in methods), ("non_private", "not_applicable"), ("dssgd", "not_applicable")]
-    return [_cell(rated(training(settings, dataset, *arm, rounds=20), rates)) for arm in arms]
+    arms = [
+        *((method, "code") for method in methods),
+        ("non_private", "not_applicable"),
+        ("dssgd", "not_applicable"),
+    ]
+    return [_cell(with_rate(training(settings, dataset, *arm, rounds=20), rates)) for arm in arms]
 
 
 @dataclass(frozen=True)
@@ -256,7 +327,9 @@ class Part:
     long: bool = False  # hours on a CPU: only where it is named, or on a CUDA device
 
 
-POPULATIONS = tuple((k, round(k * share)) for k in (100, 1000, 10_000) for share in (0.05, 0.1, 0.2, 0.5))
+POPULATIONS = tuple(
+    (k, round(k * share)) for k in (100, 1000, 10_000) for share in (0.05, 0.1, 0.2, 0.5)
+)
 SHORT = ((100, 5), (100, 10), (100, 20), (100, 50), (1000, 50), (1000, 100))
 
 
@@ -265,7 +338,12 @@ def _column(clients: int, participants: int) -> Part:
     return Part("table_2", ("mnist",), made, (clients, participants) not in SHORT)
 
 
-BY_DATA: dict[str, Make] = {"table_1": table_1, "table_4": table_4, "table_5": table_5, "every_rate": every_rate}
+BY_DATA: dict[str, Make] = {
+    "table_1": table_1,
+    "table_4": table_4,
+    "table_5": table_5,
+    "every_rate": every_rate,
+}
 PARTS = {
     "learning_rates": Part("learning_rates", PAPER, learning_rates),
     "table_2_100_5": _column(100, 5),
@@ -276,9 +354,11 @@ PARTS = {
     "variants": Part("variants", ("mnist",), variants),
     "figure_5": Part("figure_5_accuracy", ("mnist",), figure_5),
     **{name: Part(name, ("cancer", "adult", "mnist"), make) for name, make in BY_DATA.items()},
-    "noise_over_clients": Part("noise", ("mnist",), partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0)))),
+    "noise_over_clients": Part(
+        "noise", ("mnist",), partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0)))
+    ),
     **{f"table_2_{k}_{n}": _column(k, n) for k, n in POPULATIONS if (k, n) != (100, 5)},
     "every_rate_large": Part("every_rate", ("mnist",), every_rate_large),
     **{f"{name}_images": Part(name, ("cifar10", "lfw"), make) for name, make in BY_DATA.items()},
-}  # fmt: skip
+}
 """The recording's parts in their order."""

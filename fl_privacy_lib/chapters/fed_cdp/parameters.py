@@ -16,7 +16,12 @@ class FedCdp(Settings):
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"participants": 2, "rounds": 1, "local_iterations": 2, "examples": 20},
         "full": {
-            "clients": 1000, "participants": 100, "rounds": 100, "local_iterations": 100, "examples": 500, "seeds": 3,
+            "clients": 1000,
+            "participants": 100,
+            "rounds": 100,
+            "local_iterations": 100,
+            "examples": 500,
+            "seeds": 3,
         },
     }
     dataset: Literal["auto", "mnist", "cifar10", "lfw", "adult", "cancer", "digits"] = Field(
@@ -25,17 +30,31 @@ class FedCdp(Settings):
     clients: int = Field(100, ge=1, le=10_000, description="clients in all, K")
     participants: int = Field(5, ge=1, le=10_000, description="clients in a round, K_t")
     rounds: int = Field(4, ge=1, le=10_000, description="rounds, T")
-    local_iterations: int = Field(50, ge=1, le=10_000, description="local iterations in a participation, L")
-    batch_size: int = Field(0, ge=0, le=200, description="examples in a local batch, B; 0: the paper's for these data")
+    local_iterations: int = Field(
+        50, ge=1, le=10_000, description="local iterations in a participation, L"
+    )
+    batch_size: int = Field(
+        0, ge=0, le=200, description="examples in a local batch, B; 0: the paper's for these data"
+    )
     clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
-    decay_from: float = Field(6.0, gt=0, le=1e6, description="bound of the first round where it decays")
+    decay_from: float = Field(
+        6.0, gt=0, le=1e6, description="bound of the first round where it decays"
+    )
     decay_to: float = Field(2.0, gt=0, le=1e6, description="where that bound ends after T rounds")
     noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
-    local_lr: float = Field(0.0, ge=0, le=100, description="the clients' learning rate η; 0: each arm's recorded best")
-    examples: int = Field(200, ge=1, le=10_000, description="examples whose utility bound is computed")
-    seeds: int = Field(1, ge=1, le=100, description="repetitions with new clients' data, weights and noise")
+    local_lr: float = Field(
+        0.0, ge=0, le=100, description="the clients' learning rate η; 0: each arm's recorded best"
+    )
+    examples: int = Field(
+        200, ge=1, le=10_000, description="examples whose utility bound is computed"
+    )
+    seeds: int = Field(
+        1, ge=1, le=100, description="repetitions with new clients' data, weights and noise"
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field("auto", description="auto: a CUDA device where there is one, else the CPU")
+    device: Device = Field(
+        "auto", description="auto: a CUDA device where there is one, else the CPU"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -13,23 +13,36 @@ from fl_privacy_lib.chapters.fed_cdp.grid import TUNED_AS, Rates
 from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, SDP, SETUPS, Training
 from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.claims import cells
-from fl_privacy_lib.reproduction.points import labelled, readable
+from fl_privacy_lib.reproduction.points import labelled, load_if_available
 
 DELTA = 1e-5
 TENSORS = 3  # of both networks
-SIZES = ("clients", "participants", "rounds", "local_iterations", "batch_size", "noise_scale", "clip_norm")
+SIZES = (
+    "clients",
+    "participants",
+    "rounds",
+    "local_iterations",
+    "batch_size",
+    "noise_scale",
+    "clip_norm",
+)
 
 
 def point_of(row: Any) -> Training:
     """Return the training that a recorded row is of."""
-    return Training(**{f.name: row[f.name] == "True" if f.type is bool else f.type(row[f.name])  # type: ignore[operator]
-                       for f in fields(Training)})  # fmt: skip
+    return Training(
+        **{
+            f.name: row[f.name] == "True" if f.type is bool else f.type(row[f.name])  # type: ignore[operator]
+            for f in fields(Training)
+        }
+    )
 
 
 def nearest_rate(point: Training, rates: Rates) -> float:
     """Return the recorded best learning rate of the nearest arm; the released code's where there is none.
 
-    An arm is of the same method and reading. Near is, in this order: the same data (MNIST's stands in), σ and L.
+    An arm is of the same method and reading. Near is, in this order: the same data (MNIST's stands
+    in), σ and L.
     """
     if point.setting == "as_coded":
         return CODE_RATE
@@ -37,7 +50,10 @@ def nearest_rate(point: Training, rates: Rates) -> float:
 
     def far(arm: tuple[str, ...]) -> tuple[Any, ...]:
         dataset, _, _, noise, iterations = arm
-        sizes = _ratio(float(noise), point.noise_scale), _ratio(int(iterations), point.local_iterations)
+        sizes = (
+            _ratio(float(noise), point.noise_scale),
+            _ratio(int(iterations), point.local_iterations),
+        )
         return dataset != point.dataset, dataset != "mnist", *sizes
 
     arms = [arm for arm in rates if arm[1:3] == (method, point.setting)]
@@ -46,11 +62,18 @@ def nearest_rate(point: Training, rates: Rates) -> float:
 
 def nearest_cell(point: Training, found: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the recorded cell of the same data, method and reading whose sizes are nearest by ratio, or None."""
-    same = [c for c in found
-            if (c["dataset"], c["method"], c["setting"]) == (point.dataset, point.method, point.setting)]  # fmt: skip
+    same = [
+        c
+        for c in found
+        if (c["dataset"], c["method"], c["setting"]) == (point.dataset, point.method, point.setting)
+    ]
 
     own = asdict(point)
-    return min(same, key=lambda cell: sum(_ratio(float(cell[s]), own[s]) for s in SIZES)) if same else None
+    return (
+        min(same, key=lambda cell: sum(_ratio(float(cell[s]), own[s]) for s in SIZES))
+        if same
+        else None
+    )
 
 
 def _ratio(one: float, other: float) -> float:
@@ -78,16 +101,31 @@ def spent(point: Training, tap: str = "update") -> Statements:
 def epsilons(point: Training) -> str:
     """Return both ε of a private training as 'counted / proved', a dash for one without noise.
 
-    How often an example is held is read off the data; without them the ε of a recorded row is not shown.
+    How often an example is held is read off the data; without them the ε of a recorded row is not
+    shown.
     """
     if not point.multiplier:
         return "—"
-    if readable(point.dataset) is None:
+    if load_if_available(point.dataset) is None:
         return "data not here"
-    bound = point.clip_norm if point.clip_end else 4.0  # noise is in units of C: one computation serves every fixed C
-    both = spent(replace(point, local_lr=CODE_RATE, clip_norm=bound, seed=0, seeds=1, pruned=0.0, held_out=False,
-                         watched=False))  # fmt: skip
-    return " / ".join("∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved))
+    bound = (
+        point.clip_norm if point.clip_end else 4.0
+    )  # noise is in units of C: one computation serves every fixed C
+    both = spent(
+        replace(
+            point,
+            local_lr=CODE_RATE,
+            clip_norm=bound,
+            seed=0,
+            seeds=1,
+            pruned=0.0,
+            held_out=False,
+            watched=False,
+        )
+    )
+    return " / ".join(
+        "∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved)
+    )
 
 
 Rate = Literal["chosen", "coded", "best"]
@@ -115,10 +153,17 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
 
     Parameters
     ----------
-    tables : name → measured table, of 'noise', 'table_2' and 'every_rate'; of the last, the best rate
+    tables : name → measured table, of 'noise', 'table_2' and 'every_rate'; of the last, the best
+        rate
     """
-    rows = {"dataset": "mnist", "method": "fed_cdp", "clip_norm": "4", "rounds": "100", "local_iterations": "100",
-            "batch_size": "5"}  # fmt: skip
+    rows = {
+        "dataset": "mnist",
+        "method": "fed_cdp",
+        "clip_norm": "4",
+        "rounds": "100",
+        "local_iterations": "100",
+        "batch_size": "5",
+    }
     found: dict[Training, NoisePoint] = {}
     for name, frame in tables.items():
         own = [(point_of(cell), cell) for cell in cells(frame, rows)]
@@ -128,12 +173,16 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
                 rate = "coded"
             x = point.multiplier / math.sqrt(point.participants)
             once = replace(point, seeds=1)
-            if once not in found or found[once].point.seeds < point.seeds:  # the same training, repeated more often
+            if (
+                once not in found or found[once].point.seeds < point.seeds
+            ):  # the same training, repeated more often
                 found[once] = NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, rate)
     return sorted(found.values(), key=lambda p: p.x)
 
 
-def _best_rates(own: list[tuple[Training, dict[str, Any]]]) -> list[tuple[Training, dict[str, Any]]]:
+def _best_rates(
+    own: list[tuple[Training, dict[str, Any]]],
+) -> list[tuple[Training, dict[str, Any]]]:
     """Return the best of every group that differs in its rate alone."""
     groups: dict[Training, list[tuple[Training, dict[str, Any]]]] = {}
     for point, cell in own:
@@ -170,7 +219,8 @@ def clients_needed(multiplier: float, found: Bracket) -> tuple[float, float]:
 def break_even(found: list[dict[str, Any]]) -> float | None:
     """Return the x at which a round's noise is as long as its signal: the median over the records of `utility`.
 
-    Noise is proportional to x and the signal is not, so a recorded ratio at one x gives the x of ratio 1.
+    Noise is proportional to x and the signal is not, so a recorded ratio at one x gives the x of
+    ratio 1.
     """
     here = [float(c["multiplier"]) / math.sqrt(int(c["participants"])) * c["signal_to_noise"]
             for c in found if c["at_round"] == "0"]  # fmt: skip

@@ -19,7 +19,7 @@ from fl_privacy_lib.reproduction.claims import measured
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
 from fl_privacy_lib.reproduction.points import Result, finished, record_points
-from fl_privacy_lib.reproduction.progress import say
+from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import numbers
 
 PAPER = "fed_cdp"
@@ -37,7 +37,9 @@ def finished_points(
     """Yield every point of chapter 05 with its result; on a GPU a single process."""
     count = 1 if device.type == "cuda" else workers
     key = partial(_key, device)
-    return finished("05", points, partial(_measure, device), key=key, words=_words, label=label, workers=count)
+    return finished(
+        "05", points, partial(_measure, device), key=key, words=_words, label=label, workers=count
+    )
 
 
 def _key(device: torch.device, point: Any) -> dict[str, object]:
@@ -65,8 +67,9 @@ def record(settings: FedCdp, only: str | None = None, folder: Path = MEASURED) -
 
     Parameters
     ----------
-    settings : usually the `full` profile. `rounds` and `local_iterations` cap the published ones, `seeds` repeats what
-        is repeated, `dataset` restricts the parts to one data set; populations are the grid's own.
+    settings : usually the `full` profile. `rounds` and `local_iterations` cap the published ones,
+        `seeds` repeats what is repeated, `dataset` restricts the parts to one data set; populations
+        are the grid's own.
     only : a part's name, 'paper/table', or None for all but the long ones (on a CUDA device: all)
     folder : where the measured tables lie
     """
@@ -80,7 +83,9 @@ def record(settings: FedCdp, only: str | None = None, folder: Path = MEASURED) -
     wanted = {name: _datasets(PARTS[name], settings.dataset) for name in names}
     if names and not any(wanted.values()):
         there = f"dataset = {settings.dataset} of {', '.join(names)} is not in {data_root()}"
-        raise InputError(f"{there}: set FL_PRIVACY_DATA to a folder that holds it, or name another.")
+        raise InputError(
+            f"{there}: set FL_PRIVACY_DATA to a folder that holds it, or name another."
+        )
     torch.set_num_threads(1)
     meta = {"profile": settings.profile, "device": device_name(device)}
     if only in (None, f"{PAPER}/{STATEMENTS}"):
@@ -89,13 +94,19 @@ def record(settings: FedCdp, only: str | None = None, folder: Path = MEASURED) -
         for dataset in wanted[name]:
             cells = PARTS[name].make(settings, dataset, chosen_rates(folder))
             record_points(
-                f"{PAPER}/{PARTS[name].table}", folder, cells, Cell.key,
-                partial(_finished_cells, device=device, label=f"{name} "), lambda cell, result: cell.values(result),
+                f"{PAPER}/{PARTS[name].table}",
+                folder,
+                cells,
+                Cell.key,
+                partial(_finished_cells, device=device, label=f"{name} "),
+                lambda cell, result: cell.values(result),
                 lambda cell: {"seeds": getattr(cell.point, "seeds", 1), **meta},
-            )  # fmt: skip
+            )
 
 
-def _finished_cells(cells: Sequence[Cell], device: torch.device, label: str) -> Iterator[tuple[Cell, Result]]:
+def _finished_cells(
+    cells: Sequence[Cell], device: torch.device, label: str
+) -> Iterator[tuple[Cell, Result]]:
     found = finished_points([cell.point for cell in cells], device, label)
     return ((cell, result) for cell, (_, result) in zip(cells, found, strict=True))
 
@@ -104,7 +115,9 @@ def _datasets(part: Part, wanted: str) -> list[str]:
     names = [name for name in part.datasets if wanted in ("auto", name)]
     missing = [name for name in names if name not in DATASETS or not available(name, data_root())]
     if missing:
-        say(f"not recorded, since their files are not in {data_root()}: {', '.join(missing)}")
+        report_progress(
+            f"not recorded, since their files are not in {data_root()}: {', '.join(missing)}"
+        )
     return [name for name in names if name not in missing]
 
 
@@ -113,6 +126,11 @@ def _record_statements(folder: Path, meta: dict[str, Any]) -> None:
         return ((statement, {"seconds": 0.0}) for statement in missing)
 
     record_points(
-        f"{PAPER}/{STATEMENTS}", folder, fed_cdp_utility.statements(), lambda s: {"claim": s.claim}, run,
-        lambda s, _: {name: numbers([value]) for name, value in s.metrics.items()}, lambda s: {"seeds": 1, **meta},
-    )  # fmt: skip
+        f"{PAPER}/{STATEMENTS}",
+        folder,
+        fed_cdp_utility.statements(),
+        lambda s: {"claim": s.claim},
+        run,
+        lambda s, _: {name: numbers([value]) for name, value in s.metrics.items()},
+        lambda s: {"seeds": 1, **meta},
+    )

@@ -1,7 +1,8 @@
 """Fed-CDP: accuracy of federated training under clipping and noise (chapter 05).
 
-A `Training` is one cell of the paper's tables: data set, method, reading of the noise, population; `measure` trains it
-for all its seeds. What is computed around a trained model stands in `fed_cdp_utility`, the cells in `fed_cdp_grid`.
+A `Training` is one cell of the paper's tables: data set, method, reading of the noise, population;
+`measure` trains it for all its seeds. What is computed around a trained model stands in
+`fed_cdp_utility`, the cells in `fed_cdp_grid`.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.experiments.setups import SETUPS
-from fl_privacy_lib.reproduction.points import loaded
+from fl_privacy_lib.reproduction.points import load_cached
 from fl_privacy_lib.reproduction.records import source_digest
 from fl_privacy_lib.sampling import Plan
 
@@ -47,7 +48,11 @@ READINGS = ("printed", "code", "as_coded", "not_applicable")
 σC/√K_t. 'as_coded': the code's scaling, σ and learning rate. Without noise none applies."""
 CODE_NOISE, CODE_RATE = 0.5, 0.05
 SDP = ("fed_sdp", "fed_sdp_server")
-DECAYS = {"fed_cdp_decay": "linear", "fed_cdp_decay_exponential": "exponential", "fed_cdp_decay_cyclic": "cyclic"}
+DECAYS = {
+    "fed_cdp_decay": "linear",
+    "fed_cdp_decay_exponential": "exponential",
+    "fed_cdp_decay_cyclic": "cyclic",
+}
 METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, "median_clip", "dssgd")
 WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
 CHECKS = 20  # times that a training is looked at
@@ -58,6 +63,7 @@ ENGINE = "auto"
 """What trains, here and in `utility`, live and recorded. It is in no row's key: engines agree but for their draws of
 noise, so rows of an earlier one stay valid (``tools/engine_agreement.py``)."""
 
+
 @dataclass(frozen=True)
 class Training:
     """One cell, with every setting that its accuracy depends on.
@@ -67,7 +73,8 @@ class Training:
     setting : one of `READINGS`
     clip_norm, clip_end : C, and where it decays to over the rounds; 0 where it stays
     pruned : fraction of an update's coordinates that is not sent, after everything else
-    held_out : train on nine tenths of the training data and measure on the other; else on the validation data
+    held_out : train on nine tenths of the training data and measure on the other; else on the
+        validation data
     watched : keep the gradients' norms
     """
 
@@ -100,7 +107,9 @@ class Training:
         own: dict[str, Any] = {"clip_norm": self.clip_norm, "noise_scale": self.noise_scale}
         if self.method in SDP:
             at = "server" if self.method == "fed_sdp_server" else "client"
-            made = fed_sdp(at, participants=None if self.setting == "printed" else self.participants, **own)
+            made = fed_sdp(
+                at, participants=None if self.setting == "printed" else self.participants, **own
+            )
         elif self.method == "median_clip":
             made = median_clipped(where, noise_scale=self.noise_scale)
         elif self.method in DECAYS:
@@ -115,14 +124,22 @@ class Training:
     def multiplier(self) -> float:
         """Noise multiplier of one release: on the batch mean, in units of C/B; for Fed-SDP of one update, of C."""
         if self.method in SDP:
-            return self.noise_scale / (1 if self.setting == "printed" else math.sqrt(self.participants))
+            return self.noise_scale / (
+                1 if self.setting == "printed" else math.sqrt(self.participants)
+            )
         divisor = "sqrt_batch" if self.setting == "printed" else "batch"
         noisy = self.method not in ("non_private", "dssgd")
         return effective_multiplier(self.noise_scale, self.batch_size, divisor) if noisy else 0.0
 
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training."""
-        counts = (self.clients, self.participants, rounds or self.rounds, self.local_iterations, self.batch_size)
+        counts = (
+            self.clients,
+            self.participants,
+            rounds or self.rounds,
+            self.local_iterations,
+            self.batch_size,
+        )
         return Plan(*counts, local_lr=self.local_lr, seed=seed)
 
 
@@ -151,14 +168,22 @@ class Scene:
 def scene(point: Training, seed: int, device: torch.device) -> Scene:
     """Return the first weights, the clients' data and the evaluation data of one seed.
 
-    The tenth that is held out is the same for every point of a data set: no arm is chosen on luckier data.
+    The tenth that is held out is the same for every point of a data set: no arm is chosen on
+    luckier data.
     """
-    data = loaded(point.dataset, train_only=False)
+    data = load_cached(point.dataset, train_only=False)
     if point.held_out:
         order = np.random.default_rng(0).permutation(len(data.train_y))
         out, rest = np.split(order, [len(order) // 10])
-        data = replace(data, validation_x=data.train_x[out], validation_y=data.train_y[out], test_x=data.test_x[:0],
-                       test_y=data.test_y[:0], train_x=data.train_x[rest], train_y=data.train_y[rest])  # fmt: skip
+        data = replace(
+            data,
+            validation_x=data.train_x[out],
+            validation_y=data.train_y[out],
+            test_x=data.test_x[:0],
+            test_y=data.test_y[:0],
+            train_x=data.train_x[rest],
+            train_y=data.train_y[rest],
+        )
     setup = SETUPS[point.dataset]
     generator = torch.Generator().manual_seed(seed)
     model = build(setup.model, data.example_shape, data.n_classes, generator).to(device)
@@ -167,15 +192,20 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
     def part(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.as_tensor(x).to(device), torch.as_tensor(y).to(device)
 
-    return Scene(model, part(data.train_x, data.train_y), partition, part(data.validation_x, data.validation_y),
-                 part(data.test_x, data.test_y))  # fmt: skip
+    return Scene(
+        model,
+        part(data.train_x, data.train_y),
+        partition,
+        part(data.validation_x, data.validation_y),
+        part(data.test_x, data.test_y),
+    )
 
 
 class NotFinite(Exception):
     """The weights of a training are no longer numbers."""
 
 
-def kept(checkpoint: Path) -> tuple[Gradient, dict[int, float | None]]:
+def read_checkpoint(checkpoint: Path) -> tuple[Gradient, dict[int, float | None]]:
     """Return the global weights after the last finished round, and round → accuracy, None where it was not measured."""
     record = torch.load(checkpoint, weights_only=True)
     return record["weights"], {round: score for round, _, score in record["history"]}
@@ -188,23 +218,25 @@ def end_if_not_finite(checkpoint: Path, report: RoundReport | None = None) -> No
     """
     if report is not None and report.accuracy is None:
         return  # most rounds: nothing has to be read
-    weights, looks = kept(checkpoint)
+    weights, looks = read_checkpoint(checkpoint)
     if looks[max(looks)] is not None and not math.isfinite(norm_of(weights)):
         raise NotFinite
 
 
-def lost(curve: Mapping[int, float], constant: float, growth: float) -> bool:
+def has_diverged(curve: Mapping[int, float], constant: float, growth: float) -> bool:
     """Return whether a training has diverged: its weights are not finite, or it ended at chance with long weights.
 
     Parameters
     ----------
-    curve : round → accuracy; at chance is one that was within `LOST` of `constant`, or below, at every look over
-        `ROUNDS_LOST` rounds and more until the end
+    curve : round → accuracy; at chance is one that was within `LOST` of `constant`, or below, at
+        every look over `ROUNDS_LOST` rounds and more until the end
     constant : the accuracy of the best constant guess
     growth : the weights' norm over their first one; long is `EXPLODED` and more
     """
     since = max((t for t in curve if t <= max(curve) - ROUNDS_LOST), default=None)
-    at_chance = since is not None and all(value <= constant + LOST for t, value in curve.items() if t >= since)
+    at_chance = since is not None and all(
+        value <= constant + LOST for t, value in curve.items() if t >= since
+    )
     return not math.isfinite(growth) or (at_chance and growth >= EXPLODED)
 
 
@@ -227,7 +259,10 @@ class NormWatch(Transformation):
 
     def table(self, rounds: int, local_iterations: int) -> np.ndarray:
         """Return the means over clients, [T, L, M]."""
-        rows = [[torch.stack(self.found[t, i]).mean(0) for i in range(local_iterations)] for t in range(rounds)]
+        rows = [
+            [torch.stack(self.found[t, i]).mean(0) for i in range(local_iterations)]
+            for t in range(rounds)
+        ]
         return torch.stack([torch.stack(row) for row in rows]).numpy()
 
 
@@ -240,23 +275,31 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
 
     Returns
     -------
-    accuracy, test_accuracy (NaN without test data), rounds_run, diverged, growth (of the weights' norm): [seeds]
+    accuracy, test_accuracy (NaN without test data), rounds_run, diverged, growth (of the weights'
+    norm): [seeds]
     engine : [seeds], the one that was taken; '' where the weights did not stay finite
     curve : [seeds, looks], NaN where a training had stopped
     weights : [P] of the first seed
     norms : [T, L, M] of the first seed where the point is watched
     """
-    name = hashlib.sha256(repr((asdict(point), device.type, source_digest())).encode()).hexdigest()[:24]
+    name = hashlib.sha256(repr((asdict(point), device.type, source_digest())).encode()).hexdigest()[
+        :24
+    ]
     paths = [folder / f"{name}_{seed}.pt" for seed in range(point.seed, point.seed + point.seeds)]
     runs = [train(point, point.seed + i, device, path) for i, path in enumerate(paths)]
     for path in paths:
         path.unlink()
     first = {name: runs[0].pop(name) for name in ("weights", "norms") if name in runs[0]}
-    return {name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first} | first
+    return {
+        name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first
+    } | first
 
 
 def score(
-    model: nn.Module, weights: Gradient, examples: tuple[torch.Tensor, torch.Tensor], engine: str | Sequence[str]
+    model: nn.Module,
+    weights: Gradient,
+    examples: tuple[torch.Tensor, torch.Tensor],
+    engine: str | Sequence[str],
 ) -> float:
     """Return the accuracy, through the compiled engine where it may be taken: whole data sets would cost rounds."""
     form = compiled_form(model, examples) if engine in ("auto", "compiled") else ""
@@ -266,7 +309,11 @@ def score(
 
 
 def train(
-    point: Training, seed: int, device: torch.device, checkpoint: Path, engine: str | Sequence[str] = ENGINE
+    point: Training,
+    seed: int,
+    device: torch.device,
+    checkpoint: Path,
+    engine: str | Sequence[str] = ENGINE,
 ) -> dict[str, Any]:
     """Train one seed and return what `measure` collects."""
     taken = ""
@@ -283,23 +330,35 @@ def train(
         if checkpoint.exists() and not point.watched:
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
         taken = simulate(
-            start.model, start.train, start.partition, plan, defense, evaluation=looked, evaluate_every=every,
-            on_round=partial(end_if_not_finite, checkpoint), engine=engine, checkpoint=checkpoint,
+            start.model,
+            start.train,
+            start.partition,
+            plan,
+            defense,
+            evaluation=looked,
+            evaluate_every=every,
+            on_round=partial(end_if_not_finite, checkpoint),
+            engine=engine,
+            checkpoint=checkpoint,
             resume=not point.watched,
-        ).engine  # fmt: skip
-    last, history = kept(checkpoint)
+        ).engine
+    last, history = read_checkpoint(checkpoint)
     weights = {name: w.to(device) for name, w in last.items()}
     curve = {t: value for t, value in history.items() if value is not None}
     growth = norm_of(weights) / first_norm
     looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     found = {
         "accuracy": score(start.model, weights, start.evaluation, engine),
-        "test_accuracy": score(start.model, weights, start.test, engine) if len(start.test[1]) else math.nan,
+        "test_accuracy": score(start.model, weights, start.test, engine)
+        if len(start.test[1])
+        else math.nan,
         "rounds_run": max(curve) + 1,
-        "diverged": float(lost(curve, constant, growth)),
+        "diverged": float(has_diverged(curve, constant, growth)),
         "growth": growth,
         "engine": taken,
         "curve": [curve.get(t, math.nan) for t in looks],
         "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
     }
-    return found | ({"norms": norms.table(plan.rounds, plan.local_iterations)} if point.watched else {})
+    return found | (
+        {"norms": norms.table(plan.rounds, plan.local_iterations)} if point.watched else {}
+    )

@@ -10,7 +10,14 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fl_privacy_lib.accounting.accountants import spend
-from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, ENGINE, Scene, Training, norm_of, scene
+from fl_privacy_lib.chapters.fed_cdp.training import (
+    CODE_RATE,
+    ENGINE,
+    Scene,
+    Training,
+    norm_of,
+    scene,
+)
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
@@ -20,7 +27,9 @@ from fl_privacy_lib.sampling import Plan
 CHUNK = 50  # examples whose gradients stand in memory together
 
 
-def margins(model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def margins(
+    model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray]:
     """Return every example's margin s = g_y - max over j ≠ y of g_j, and the norm of its gradient by the weights.
 
     Parameters
@@ -33,20 +42,25 @@ def margins(model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Ten
 
     Notes
     -----
-    Source: Fed-CDP, section VI, which calls g_j "the loss function on class j" and uses it as a score of the class.
+    Source: Fed-CDP, section VI, which calls g_j "the loss function on class j" and uses it as a
+    score of the class.
     """
 
     def margin(w: Parameters, one: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         scores = call(model, w, one[None])[0]
         own = torch.arange(len(scores), device=scores.device) == label
-        return scores.masked_fill(~own, -torch.inf).amax() - scores.masked_fill(own, -torch.inf).amax()
+        return (
+            scores.masked_fill(~own, -torch.inf).amax() - scores.masked_fill(own, -torch.inf).amax()
+        )
 
     values, norms = [], []
     for start in range(0, len(y), CHUNK):
         part = x[start : start + CHUNK], y[start : start + CHUNK]
         values.append(vmap(margin, (None, 0, 0))(weights, *part))
         gradients = vmap(grad(margin), (None, 0, 0))(weights, *part)
-        norms.append(torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt())
+        norms.append(
+            torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+        )
     return torch.cat(values).cpu().numpy(), torch.cat(norms).cpu().numpy()
 
 
@@ -92,10 +106,11 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
 
     Returns
     -------
-    signal, noise, predicted_noise : [M], norms of the round's change of the global weights: without noise, the
-        difference that the noise makes, and η z (C/B) √(L d / K_t)
+    signal, noise, predicted_noise : [M], norms of the round's change of the global weights: without
+        noise, the difference that the noise makes, and η z (C/B) √(L d / K_t)
     bounds : [right examples]
-    gradient_noise, step_noise : expected norm of the noise on one batch mean, and of the change that it makes at once
+    gradient_noise, step_noise : expected norm of the noise on one batch mean, and of the change
+        that it makes at once
     flipped : share of the right examples whose class one such change alters
     """
     arm = point.arm
@@ -146,18 +161,25 @@ def statements() -> list[Statement]:
 
 def _averaging() -> Statement:
     """FedSGD and FedAveraging: the mean of models beside the model plus the mean of updates, in one round."""
-    point = Training("digits", "non_private", clients=20, participants=5, rounds=1, local_iterations=5)
+    point = Training(
+        "digits", "non_private", clients=20, participants=5, rounds=1, local_iterations=5
+    )
     start, plan = scene(point, 0, torch.device("cpu")), point.plan(0)
     taps = [Tap("update", int(c), 0) for c in plan.participants_of(0)]
     run = simulate(start.model, start.train, start.partition, plan, non_private(), taps=taps)
     before = parameters_of(start.model)
-    models = [{n: before[n].double() + u.double() for n, u in run.observations[t].values.items()} for t in taps]
+    models = [
+        {n: before[n].double() + u.double() for n, u in run.observations[t].values.items()}
+        for t in taps
+    ]
 
     def apart(divisor: float) -> float:
         mean = {n: torch.stack([m[n] for m in models]).sum(0) / divisor for n in before}
         return norm_of({n: mean[n] - run.weights[n] for n in before}) / norm_of(before)
 
-    return Statement("fedsgd_is_fedaveraging", {"difference": apart(5), "difference_of_the_code": apart(4)})
+    return Statement(
+        "fedsgd_is_fedaveraging", {"difference": apart(5), "difference_of_the_code": apart(4)}
+    )
 
 
 def _proposition_2() -> Statement:
@@ -172,14 +194,18 @@ def _proposition_2() -> Statement:
     first, *_ = weights
     changed = weights | {first: weights[first] + torch.tensor([[0.0], [bound]])}
     after, _ = margins(model, changed, x, y)
-    return Statement("proposition_2", {"margin": float(after[0]), "excess": -float(after[0]), "bound": bound})
+    return Statement(
+        "proposition_2", {"margin": float(after[0]), "excess": -float(after[0]), "bound": bound}
+    )
 
 
 def _decay() -> Statement:
     """ε of a decaying bound less that of a fixed one, on the same plan, by the same accountant."""
     plan = Plan(1000, 100, 100, 100, 5, "poisson", local_lr=CODE_RATE)
     spent = [
-        spend(defense.events(plan, Holding(50_000, 500, 3, holders=10)), "moments_accountant", 1e-5).epsilon
+        spend(
+            defense.events(plan, Holding(50_000, 500, 3, holders=10)), "moments_accountant", 1e-5
+        ).epsilon
         for defense in (fed_cdp_decay("batch"), fed_cdp("batch"))
     ]
     return Statement("decay_costs_no_privacy", {"excess": spent[0] - spent[1], "epsilon": spent[1]})

@@ -1,6 +1,7 @@
 """FedSel's recorded cells: which arms stand in which table (chapter 08).
 
-A cell is a row's key columns, the arms it is computed from, and what is computed. Nothing is computed here.
+A cell is a row's key columns, the arms it is computed from, and what is computed. Nothing is
+computed here.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,18 @@ import numpy as np
 from fl_privacy_lib.chapters.fedsel import mechanisms as mechanisms
 from fl_privacy_lib.chapters.fedsel.mechanisms import Noise, Signal, Time, slope
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
-from fl_privacy_lib.chapters.fedsel.training import MODELS, PUBLISHED_NAMES, SELECTIONS, VALUES, Training
+from fl_privacy_lib.chapters.fedsel.training import (
+    MODELS,
+    PUBLISHED_NAMES,
+    SELECTIONS,
+    VALUES,
+    Training,
+)
 from fl_privacy_lib.reproduction.records import Values, numbers
 
-ROWS = tuple((dataset, model) for dataset in ("syn_l", "bank", "kdd99", "adult_123") for model in MODELS)
+ROWS = tuple(
+    (dataset, model) for dataset in ("syn_l", "bank", "kdd99", "adult_123") for model in MODELS
+)
 """Table 3's eight rows."""
 BUDGETS = (0.5, 1.0, 2.0, 4.0)
 """ε of one participation. The paper's own are lost; no row is recorded at one budget alone."""
@@ -56,10 +65,19 @@ def accuracies(results: Results) -> Values:
     """Return the last accuracy, the one after a quarter of the rounds, their spread, and the learning rate."""
     curve = results[0]["curve"]  # [runs, checkpoints]
     last = numbers(curve[:, -1])
-    spread = {"mean": last["std"], "std": last["std"] / 2**0.5, "n": last["n"]}  # a std's own error is std / √(2n)
+    spread = {
+        "mean": last["std"],
+        "std": last["std"] / 2**0.5,
+        "n": last["n"],
+    }  # a std's own error is std / √(2n)
     early = numbers(curve[:, max(0, round(curve.shape[1] / 4) - 1)])
     rate = numbers([float(results[0]["server_lr"])])
-    return {"accuracy": last, "accuracy_at_a_quarter": early, "spread": spread, "learning_rate": rate}
+    return {
+        "accuracy": last,
+        "accuracy_at_a_quarter": early,
+        "spread": spread,
+        "learning_rate": rate,
+    }
 
 
 def points_of(results: Results) -> list[np.ndarray]:
@@ -76,39 +94,57 @@ def _surely(values: np.ndarray) -> dict[str, Any]:
 def gain_and_loss(results: Results) -> Values:
     """Return Table 3's quantities, in percentage points, of the arms (within, control, flat, flat unscaled).
 
-    gain: control - flat; loss: control - within. Both formulas are lost; these fit their description. Beside them the
-    share of the gain, where there surely is one, of an arm that selects nothing and only leaves out the factor d/k.
+    gain: control - flat; loss: control - within. Both formulas are lost; these fit their
+    description. Beside them the share of the gain, where there surely is one, of an arm that
+    selects nothing and only leaves out the factor d/k.
     """
     within, control, flat, unscaled = points_of(results)
     gain, without = control - flat, unscaled - flat
     share = float(without.mean() / gain.mean()) if _surely(gain)["mean"] > 0 else 0.0
     return {
-        "gain": numbers(gain), "loss": numbers(control - within), "gain_without_selection": numbers(without),
-        "advantage": numbers(within - flat), "share_without_selection": numbers([share]),
+        "gain": numbers(gain),
+        "loss": numbers(control - within),
+        "gain_without_selection": numbers(without),
+        "advantage": numbers(within - flat),
+        "share_without_selection": numbers([share]),
         "gain_over_loss": numbers(gain - (control - within)),
         # above 0: there surely is a gain, and surely more than half of it comes without a selection
-        "majority_without_selection": numbers([min(_surely(gain)["mean"], _surely(without - gain / 2)["mean"])]),
-    }  # fmt: skip
+        "majority_without_selection": numbers(
+            [min(_surely(gain)["mean"], _surely(without - gain / 2)["mean"])]
+        ),
+    }
 
 
 def split(results: Results) -> Values:
     """Return what scaling, step size and selection bring, of (tuned, flat unscaled tuned, flat unscaled, flat)."""
     tuned, step, unscaled, flat = points_of(results)
     return {
-        "scaling": numbers(unscaled - flat), "step": numbers(step - unscaled), "selection": numbers(tuned - step),
-        "selection_at_least": _surely(tuned - step), "whole": numbers(tuned - flat),
+        "scaling": numbers(unscaled - flat),
+        "step": numbers(step - unscaled),
+        "selection": numbers(tuned - step),
+        "selection_at_least": _surely(tuned - step),
+        "whole": numbers(tuned - flat),
         "learning_rate": numbers([float(results[0]["server_lr"])]),
         "learning_rate_without": numbers([float(results[1]["server_lr"])]),
-    }  # fmt: skip
+    }
 
 
 def base(settings: FedSel, dataset: str, model: str = "logistic_regression") -> Training:
     """Return the arm PS-PM at the settings that the parameters name."""
     return Training(
-        dataset, model, ratio=settings.ratio, top_share=settings.top_share, server_lr=settings.server_lr,
-        discount=settings.discount, l2=settings.l2, batch_share=settings.batch_share, epochs=settings.epochs,
-        repetitions=settings.repetitions, folds=settings.folds, seed=settings.seed,
-    )  # fmt: skip
+        dataset,
+        model,
+        ratio=settings.ratio,
+        top_share=settings.top_share,
+        server_lr=settings.server_lr,
+        discount=settings.discount,
+        l2=settings.l2,
+        batch_share=settings.batch_share,
+        epochs=settings.epochs,
+        repetitions=settings.repetitions,
+        folds=settings.folds,
+        seed=settings.seed,
+    )
 
 
 def _table_3(settings: FedSel) -> list[Cell]:
@@ -124,7 +160,9 @@ def _table_3(settings: FedSel) -> list[Cell]:
 
 
 def _panel(table: str, panel: str, arms: list[Training]) -> list[Cell]:
-    return [Cell(table, (("panel", panel), ("method", arm.method)), (arm,), accuracies) for arm in arms]
+    return [
+        Cell(table, (("panel", panel), ("method", arm.method)), (arm,), accuracies) for arm in arms
+    ]
 
 
 def _each(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
@@ -147,15 +185,26 @@ def _figure_2(settings: FedSel) -> list[Cell]:
     for dataset, model in ROWS:
         arm = base(settings, dataset, model)
         cells += panel("two_stage", _each(replace(arm, value="none"), send=("full",)))
-        cells += panel("two_stage", _each(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS)))
-        cells += panel("two_stage", _each(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",)))
+        cells += panel(
+            "two_stage", _each(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS))
+        )
+        cells += panel(
+            "two_stage", _each(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",))
+        )
     twice = replace(adult, epochs=2)
     cells += panel("two_epochs", _each(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
-    cells += panel("two_epochs", _each(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False)))
-    cells += panel("other_perturbation", _each(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)))
+    cells += panel(
+        "two_epochs", _each(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False))
+    )
+    cells += panel(
+        "other_perturbation",
+        _each(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)),
+    )
     for dataset in ("syn_l", "adult_123"):
         arm = base(settings, dataset)
-        cells += panel("compressed", _each(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS)))
+        cells += panel(
+            "compressed", _each(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS))
+        )
     return cells
 
 
@@ -167,13 +216,20 @@ def _figure_3(settings: FedSel) -> list[Cell]:
     flat = ("flat", "flat_unscaled")
     kept = replace(adult, memory=True)
     cells = panel("accumulation", _each(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
-    cells += panel("accumulation", _each(kept, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)))
+    cells += panel(
+        "accumulation",
+        _each(kept, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
+    )
     for epsilon in (0.5, 1.0, 4.0):
         arm = replace(adult, epsilon=epsilon)
-        cells += panel("ratio", _each(arm, send=flat)) + panel("ratio", _each(arm, send=SELECTIONS, ratio=RATIOS))
+        cells += panel("ratio", _each(arm, send=flat)) + panel(
+            "ratio", _each(arm, send=SELECTIONS, ratio=RATIOS)
+        )
     fixed = replace(adult, rounds=FIXED_ROUNDS)
     cells += panel("batch_size", _each(fixed, batch=BATCHES, send=flat))
-    return cells + panel("batch_size", _each(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",)))
+    return cells + panel(
+        "batch_size", _each(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
+    )
 
 
 def _controls(settings: FedSel) -> list[Cell]:
@@ -181,9 +237,16 @@ def _controls(settings: FedSel) -> list[Cell]:
     for dataset, model in ROWS:
         for epsilon in (1.0, 4.0):
             for method in SELECTIONS:
-                arm = replace(base(settings, dataset, model), epsilon=epsilon, send=method, tuned=True)
+                arm = replace(
+                    base(settings, dataset, model), epsilon=epsilon, send=method, tuned=True
+                )
                 flat = replace(arm, send="flat_unscaled")
-                arms = (arm, flat, replace(flat, tuned=False), replace(flat, tuned=False, send="flat"))
+                arms = (
+                    arm,
+                    flat,
+                    replace(flat, tuned=False),
+                    replace(flat, tuned=False, send="flat"),
+                )
                 cells.append(Cell("fedsel/controls", (("method", method),), arms, split))
     return cells
 
@@ -191,15 +254,23 @@ def _controls(settings: FedSel) -> list[Cell]:
 def _theorem_4_1(settings: FedSel) -> list[Cell]:
     def errors(results: Results) -> Values:
         error, signal = results[0]["error"], float(results[0]["signal"])
-        return {"error": numbers(error), "error_over_signal": numbers(error / signal), "signal": numbers([signal]),
-                "recovery_error": numbers([float(results[0]["recovery"])])}  # fmt: skip
+        return {
+            "error": numbers(error),
+            "error_over_signal": numbers(error / signal),
+            "signal": numbers([signal]),
+            "recovery_error": numbers([float(results[0]["recovery"])]),
+        }
 
     cells = []
     for solution in mechanisms.SOLUTIONS:
         for varied, values in mechanisms.SERIES.items():
-            series = tuple(Noise(solution, varied, float(v), settings.draws, settings.seed) for v in values)
+            series = tuple(
+                Noise(solution, varied, float(v), settings.draws, settings.seed) for v in values
+            )
             cells += [Cell("fedsel/theorem_4_1", (), (point,), errors) for point in series]
-            cells.append(Cell("fedsel/theorem_4_1", (("value", "all"),), series, partial(_exponents, series)))
+            cells.append(
+                Cell("fedsel/theorem_4_1", (("value", "all"),), series, partial(_exponents, series))
+            )
     return cells
 
 
@@ -208,7 +279,12 @@ def _exponents(series: tuple[Noise, ...], results: Results) -> Values:
     x, error = [point.value for point in series], [float(r["error"].mean()) for r in results]
     found, bound = slope(x, error), slope(x, [point.bound for point in series])
     relative = slope(x, [e / float(r["signal"]) for e, r in zip(error, results, strict=True)])
-    named = {"slope": found, "slope_of_bound": bound, "slope_excess": found - bound, "slope_over_signal": relative}
+    named = {
+        "slope": found,
+        "slope_of_bound": bound,
+        "slope_excess": found - bound,
+        "slope_over_signal": relative,
+    }
     return {name: numbers([value]) for name, value in named.items()}
 
 
@@ -218,8 +294,10 @@ def _signal(settings: FedSel) -> list[Cell]:
 
     points = [
         Signal(method, epsilon, spread, draws=settings.draws, seed=settings.seed)
-        for method in SELECTIONS for epsilon in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0) for spread in (0.05, 0.5)
-    ]  # fmt: skip
+        for method in SELECTIONS
+        for epsilon in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+        for spread in (0.05, 0.5)
+    ]
     return [Cell("fedsel/signal", (), (point,), partial(gain, point)) for point in points]
 
 
@@ -232,7 +310,9 @@ def _selection_time(settings: FedSel) -> list[Cell]:
     sizes = [d for d in (10, 30, 100, 300, 1000, 3000, 10_000) if d <= settings.largest_dimension]
     for engine in ("as_written", "ours"):
         for method in SELECTIONS:
-            series = tuple(Time(method, engine, d, settings.draws, seed=settings.seed) for d in sizes)
+            series = tuple(
+                Time(method, engine, d, settings.draws, seed=settings.seed) for d in sizes
+            )
             cells += [Cell("fedsel/selection_time", (), (point,), lambda results: {
                 "microseconds": numbers(results[0]["microseconds"])}) for point in series]  # fmt: skip
             slopes = partial(exponent, series)

@@ -25,7 +25,9 @@ SERIES: dict[str, tuple[float, ...]] = {
     "epsilon": (0.5, 0.7, 1.0, 1.4, 2.0),
 }
 """What is varied, the rest staying at d = 100, n = 3,000 and ε = 1 for the value: all within Table 1's batch sizes."""
-FAILURE = 0.5  # β of Theorem 4.1: the bound that half of the draws keep, since their mean is compared
+FAILURE = (
+    0.5  # β of Theorem 4.1: the bound that half of the draws keep, since their mean is compared
+)
 GROUPS = 10  # of draws, for the spread of a ratio
 
 
@@ -33,9 +35,9 @@ GROUPS = 10  # of draws, for the spread of a ratio
 class Noise:
     """One point of Theorem 4.1: max_j |X_j − Z_j| over repeated draws.
 
-    X is the mean of what n clients send, Z the same without perturbation: for the flat solution the mean of the
-    clients' vectors, for the compressed one what is recovered from their clipped projections, for the sparse ones the
-    mean of the sparse vectors.
+    X is the mean of what n clients send, Z the same without perturbation: for the flat solution the
+    mean of the clients' vectors, for the compressed one what is recovered from their clipped
+    projections, for the sparse ones the mean of the sparse vectors.
     """
 
     solution: str
@@ -63,7 +65,9 @@ def vectors(clients: int, dimensions: int, spread: float, seed: int) -> torch.Te
     generator = keyed_generator(torch.device("cpu"), seed, "vectors")
     mean = torch.zeros(dimensions, dtype=torch.float64)
     mean[: top_of(TOP_SHARE, dimensions)] = 0.5
-    return mean + spread * (2 * torch.rand(clients, dimensions, generator=generator, dtype=torch.float64) - 1)
+    return mean + spread * (
+        2 * torch.rand(clients, dimensions, generator=generator, dtype=torch.float64) - 1
+    )
 
 
 def means(stage: Stage, x: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
@@ -82,11 +86,19 @@ def _stages(point: Noise) -> tuple[Stage, Stage]:
         whole = Training("", send=point.solution, epsilon=epsilon).whole(d, point.seed)
 
         def unperturbed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-            return whole.recover((x @ whole.projection.T).clamp(-1, 1)) if isinstance(whole, Compressed) else x
+            return (
+                whole.recover((x @ whole.projection.T).clamp(-1, 1))
+                if isinstance(whole, Compressed)
+                else x
+            )
 
         return Perturbed(whole), Perturbed(unperturbed)
     top = top_of(TOP_SHARE, d)
-    select = RandomChoice() if point.solution == "flat_unscaled" else selection("ps", RATIO * epsilon, top)
+    select = (
+        RandomChoice()
+        if point.solution == "flat_unscaled"
+        else selection("ps", RATIO * epsilon, top)
+    )
     return TwoStage(select, Piecewise(epsilon)), TwoStage(select)
 
 
@@ -101,7 +113,11 @@ def measure_noise(point: Noise) -> dict[str, Any]:
     z = means(bare, x, point.draws, point.seed)
     error = (means(noisy, x, point.draws, point.seed) - z).abs().amax(1)
     recovery = (z.mean(0) - x.mean(0)).abs().max()
-    return {"error": error.numpy(), "signal": z.mean(0).abs().max().numpy(), "recovery": recovery.numpy()}
+    return {
+        "error": error.numpy(),
+        "signal": z.mean(0).abs().max().numpy(),
+        "recovery": recovery.numpy(),
+    }
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -117,7 +133,8 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 class Signal:
     """Signal over noise of the mean's top coordinates under a private selection, against a uniform one.
 
-    spread : how far clients lie from the common mean: 0.05, all have the same top coordinates; 0.5, they differ.
+    spread : how far clients lie from the common mean: 0.05, all have the same top coordinates; 0.5,
+        they differ.
     """
 
     method: str
@@ -132,8 +149,12 @@ class Signal:
     def predicted(self) -> float:
         """√(d P_j) of a top coordinate j."""
         top = top_of(TOP_SHARE, self.dimensions)
-        law = selection(self.method, self.epsilon, top).law_given(np.arange(self.dimensions))  # type: ignore[attr-defined]
-        return math.sqrt(self.dimensions * float(law[self.dimensions - top : self.dimensions].mean()))
+        distribution = selection(self.method, self.epsilon, top).probabilities_given(
+            np.arange(self.dimensions)
+        )  # type: ignore[attr-defined]
+        return math.sqrt(
+            self.dimensions * float(distribution[self.dimensions - top : self.dimensions].mean())
+        )
 
 
 def measure_signal(point: Signal) -> dict[str, Any]:
@@ -161,7 +182,9 @@ class Time:
     seed: int = 0
 
 
-def as_written(method: str, epsilon: float, top: int, dimensions: int) -> Callable[[np.ndarray, Any], np.ndarray]:
+def as_written(
+    method: str, epsilon: float, top: int, dimensions: int
+) -> Callable[[np.ndarray, Any], np.ndarray]:
     """Return a selection as FedSel's section 4.1 describes its steps; what needs no data is computed beforehand."""
     weights = np.exp(epsilon * np.arange(1, dimensions + 1) / (dimensions - 1))
     weights /= weights.sum()
@@ -170,7 +193,9 @@ def as_written(method: str, epsilon: float, top: int, dimensions: int) -> Callab
 
     def exp(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         chance = np.empty(order.shape)
-        np.put_along_axis(chance, order, weights[None], 1)  # each coordinate gets its rank's probability
+        np.put_along_axis(
+            chance, order, weights[None], 1
+        )  # each coordinate gets its rank's probability
         return (chance.cumsum(1) < rng.random((len(order), 1))).sum(1)
 
     def pe(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -202,7 +227,11 @@ def measure_time(point: Time) -> dict[str, Any]:
         written = as_written(point.method, point.epsilon, top, point.dimensions)
         run: Callable[[], Any] = lambda: written(scores, rng)  # noqa: E731
     else:
-        select, generator, tensor = selection(point.method, point.epsilon, top), torch.Generator(), torch.tensor(scores)
+        select, generator, tensor = (
+            selection(point.method, point.epsilon, top),
+            torch.Generator(),
+            torch.tensor(scores),
+        )
         run = lambda: select(tensor, generator)  # noqa: E731
     run()
     seconds = []

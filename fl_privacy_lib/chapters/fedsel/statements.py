@@ -2,9 +2,27 @@
 
 from functools import partial
 
-from fl_privacy_lib.audit.local import AnySelection, budget, selection_epsilon, two_stage_epsilon, value_epsilon
-from fl_privacy_lib.defenses.perturbation import Duchi, Flat, Hybrid, Laplace, Perturbation, Piecewise
-from fl_privacy_lib.defenses.selection import READINGS, Exponential, PerturbedEncoding, PerturbedSampling
+from fl_privacy_lib.audit.local import (
+    AnySelection,
+    budget,
+    selection_epsilon,
+    two_stage_epsilon,
+    value_epsilon,
+)
+from fl_privacy_lib.defenses.perturbation import (
+    Duchi,
+    Flat,
+    Hybrid,
+    Laplace,
+    Perturbation,
+    Piecewise,
+)
+from fl_privacy_lib.defenses.selection import (
+    READINGS,
+    Exponential,
+    PerturbedEncoding,
+    PerturbedSampling,
+)
 from fl_privacy_lib.reproduction.statements import Case
 
 SIZES = ((2, 1), (10, 1), (32, 3), (100, 10), (114, 11), (123, 12), (300, 30))
@@ -12,7 +30,12 @@ SIZES = ((2, 1), (10, 1), (32, 3), (100, 10), (114, 11), (123, 12), (300, 30))
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 
 _case = partial(
-    Case, privacy_unit="local_report", relation="replace_one", sampling="none", accountant="exact law", delta=0.0
+    Case,
+    privacy_unit="local_report",
+    relation="replace_one",
+    sampling="none",
+    accountant="exact distribution",
+    delta=0.0,
 )
 
 
@@ -26,11 +49,23 @@ def _selections() -> list[Case]:
     for d, k in SIZES:
         for e in EPSILONS:
             where = {"d": d, "k": k, "epsilon": e}
-            built: dict[str, AnySelection] = {"lemma_1": Exponential(e), "lemma_3": PerturbedSampling(e, k)}
-            built |= {f"lemma_2_{reading}": PerturbedEncoding(e, k, reading) for reading in READINGS}
+            built: dict[str, AnySelection] = {
+                "lemma_1": Exponential(e),
+                "lemma_3": PerturbedSampling(e, k),
+            }
+            built |= {
+                f"lemma_2_{reading}": PerturbedEncoding(e, k, reading) for reading in READINGS
+            }
             for claim, mechanism in built.items():
-                rows.append(_case(claim, f"d = {d}, k = {k}, ε₁ = {e:g}", e, selection_epsilon(mechanism, d),
-                                  setting=where))  # fmt: skip
+                rows.append(
+                    _case(
+                        claim,
+                        f"d = {d}, k = {k}, ε₁ = {e:g}",
+                        e,
+                        selection_epsilon(mechanism, d),
+                        setting=where,
+                    )
+                )
     return rows
 
 
@@ -44,10 +79,15 @@ def _values() -> list[Case]:
             for kind in one
         ]  # fmt: skip
         rows += [
-            _case("flat_duchi", f"d = {d}, ε = {e:g}", e, value_epsilon(Flat(Duchi, e, d, reading="published")),
-                  setting={"d": d, "epsilon": e, "parity": "odd" if d % 2 else "even"})
+            _case(
+                "flat_duchi",
+                f"d = {d}, ε = {e:g}",
+                e,
+                value_epsilon(Flat(Duchi, e, d, reading="published")),
+                setting={"d": d, "epsilon": e, "parity": "odd" if d % 2 else "even"},
+            )
             for d in (123, 100)
-        ]  # fmt: skip
+        ]
     return rows
 
 
@@ -69,8 +109,16 @@ def _epochs() -> list[Case]:
     rows = []
     for epochs in (1, 2, 10):
         found = budget(epochs, PerturbedSampling(0.1, 12), Piecewise(0.9), 123)
-        rows.append(_case("epochs", f"{epochs} epochs, ε = 1 each", float(epochs), found, privacy_unit="client",
-                          setting={"epochs": epochs}))  # fmt: skip
+        rows.append(
+            _case(
+                "epochs",
+                f"{epochs} epochs, ε = 1 each",
+                float(epochs),
+                found,
+                privacy_unit="client",
+                setting={"epochs": epochs},
+            )
+        )
     return rows
 
 
@@ -83,7 +131,15 @@ def _variances() -> list[Case]:
                 noise = kind(1.0)
                 adapted = rate**2 * float(noise.variance(min(1.0, total)))
                 plain = float(noise.variance(min(1.0, rate * total)))
-                rows.append(_case("theorem_3_2", f"{kind.__name__}, η = {rate:g}, Σg = {total:g}", plain, adapted,
-                                  quantity="variance", accountant="none",
-                                  setting={"mechanism": kind.__name__, "rate": rate, "total": total}))  # fmt: skip
+                rows.append(
+                    _case(
+                        "theorem_3_2",
+                        f"{kind.__name__}, η = {rate:g}, Σg = {total:g}",
+                        plain,
+                        adapted,
+                        quantity="variance",
+                        accountant="none",
+                        setting={"mechanism": kind.__name__, "rate": rate, "total": total},
+                    )
+                )
     return rows

@@ -1,8 +1,9 @@
 """FedSel: training under local privacy, one example a client (chapter 08).
 
-A `Training` is one arm: what the clients send, on which data, with which budget; its result is the accuracy of every
-fold of every repetition. A `Cell` is one recorded row: an arm, or several on the same folds and what they differ by.
-All arms of one repetition and fold share the split, the order of the clients and the first weights.
+A `Training` is one arm: what the clients send, on which data, with which budget; its result is the
+accuracy of every fold of every repetition. A `Cell` is one recorded row: an arm, or several on the
+same folds and what they differ by. All arms of one repetition and fold share the split, the order
+of the clients and the first weights.
 """
 
 import functools
@@ -34,11 +35,16 @@ from fl_privacy_lib.defenses.selection import (
     TopK,
 )
 from fl_privacy_lib.defenses.two_stage import Perturbed, Select, TwoStage, allocate, local_privacy
-from fl_privacy_lib.federated import MarginLoss, simulate_crowd
-from fl_privacy_lib.reproduction.points import loaded, readable
+from fl_privacy_lib.federated import MarginLoss, simulate_reports
+from fl_privacy_lib.reproduction.points import load_cached, load_if_available
 from fl_privacy_lib.sampling import Plan
 
-VALUES: dict[str, type[Perturbation]] = {"pm": Piecewise, "hm": Hybrid, "duchi": Duchi, "laplace": Laplace}
+VALUES: dict[str, type[Perturbation]] = {
+    "pm": Piecewise,
+    "hm": Hybrid,
+    "duchi": Duchi,
+    "laplace": Laplace,
+}
 SELECTIONS = ("exp", "pe", "ps")
 """The paper's three private selections."""
 WHOLE = ("flat", "flat_unscaled", "compressed")
@@ -62,11 +68,12 @@ class Training:
     send : one of `SENDS`
     value : perturbation of what is sent, or 'none'
     epsilon : budget of one participation; a selection whose value is not perturbed gets all of it
-    budget : 'within': μ ε for the selection, the rest for the value; 'control': ε for the value, μ ε on top of it for
-        the selection (the paper's "-C"); 'rule': as `two_stage.allocate` says
+    budget : 'within': μ ε for the selection, the rest for the value; 'control': ε for the value, μ
+        ε on top of it for the selection (the paper's "-C"); 'rule': as `two_stage.allocate` says
     server_lr : η
     tuned : choose η among `STEPS` on one cross-validation with folds of its own
-    raw : send the raw gradient, η stands at the server; else η times the gradient (the paper's "-O")
+    raw : send the raw gradient, η stands at the server; else η times the gradient (the paper's
+        "-O")
     memory : clients keep what they did not send
     batch, rounds : 0 for a share of the clients, and for whole epochs
     """
@@ -110,9 +117,13 @@ class Training:
         bare = {"full": "np", "random": "np_rs", "top_k": "np_k"}
         if self.value == "none":
             return bare.get(self.send, self.send)
-        sent = {"flat": "", "compressed": "", "flat_unscaled": "", "random": "random_"}.get(self.send, f"{self.send}_")
+        sent = {"flat": "", "compressed": "", "flat_unscaled": "", "random": "random_"}.get(
+            self.send, f"{self.send}_"
+        )
         end = {"compressed": "_rp", "flat_unscaled": "_unscaled"}.get(self.send, "")
-        late = {"within": "", "control": "_c", "rule": "_rule"}[self.budget] + ("" if self.raw else "_o")
+        late = {"within": "", "control": "_c", "rule": "_rule"}[self.budget] + (
+            "" if self.raw else "_o"
+        )
         return f"{sent}{self.value}{end}{late}" + ("_tuned" if self.tuned else "")
 
     def plan(self, clients: int, seed: int) -> Plan:
@@ -120,7 +131,9 @@ class Training:
         batch = self.batch or max(1, int(self.batch_share * clients))
         rounds = self.rounds or self.epochs * (clients // batch)
         local, server = (1.0, self.server_lr) if self.raw else (self.server_lr, 1.0)
-        return Plan(clients, batch, rounds, 1, 1, "one_pass", local_lr=local, server_lr=server, seed=seed)
+        return Plan(
+            clients, batch, rounds, 1, 1, "one_pass", local_lr=local, server_lr=server, seed=seed
+        )
 
     def budgets(self, dimensions: int, batch: int) -> tuple[float, float]:
         """Return (ε₁, ε₂) of the selection and of the value."""
@@ -144,7 +157,9 @@ class Training:
         stage = TwoStage(
             RandomChoice() if uniform else selection(self.send, first, self.top(dimensions)),
             None if self.value == "none" else VALUES[self.value](second),
-            scale=dimensions if self.send == "random" else 1.0,  # the paper enlarges what is drawn uniformly
+            scale=dimensions
+            if self.send == "random"
+            else 1.0,  # the paper enlarges what is drawn uniformly
             clients=plan.clients if self.memory else None,
             discount=self.discount,
         )
@@ -176,7 +191,9 @@ def top(top_share: float, dimensions: int) -> int:
     """
     k = max(1, round(top_share * dimensions))
     if k >= dimensions:
-        raise InputError(f"top_share = {top_share:g} of {dimensions} coordinates is all of them: choose less.")
+        raise InputError(
+            f"top_share = {top_share:g} of {dimensions} coordinates is all of them: choose less."
+        )
     return k
 
 
@@ -194,18 +211,20 @@ def selection(name: str, epsilon: float, top: int) -> Select:
 @functools.lru_cache(maxsize=2)
 def records(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all records of a data set, [N, d] and labels [N]: cross-validation makes its own cuts."""
-    data = loaded(dataset, train_only=False)
+    data = load_cached(dataset, train_only=False)
     x = np.concatenate([data.train_x, data.validation_x, data.test_x])
     y = np.concatenate([data.train_y, data.validation_y, data.test_y])
     if data.n_classes != 2:
-        raise InputError(f"dataset = {dataset!r} has {data.n_classes} classes, a margin separates 2: use another.")
+        raise InputError(
+            f"dataset = {dataset!r} has {data.n_classes} classes, a margin separates 2: use another."
+        )
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
 @functools.cache
 def larger_class(dataset: str) -> float | None:
     """Return how many of a data set's records are of its larger class, as a fraction; None where its files are not."""
-    data = readable(dataset)
+    data = load_if_available(dataset)
     if data is None:
         return None
     labels = np.concatenate([data.train_y, data.validation_y, data.test_y])
@@ -220,7 +239,10 @@ def folds_of(examples: int, folds: int, repetition: int, seed: int) -> list[np.n
 def measure(point: Training) -> dict[str, Any]:
     """Return {'curve' [runs, checkpoints], 'server_lr'} of a training: a run for each fold of each repetition."""
     if point.tuned:
-        tried = [replace(point, tuned=False, server_lr=step, repetitions=1, seed=point.seed + 1) for step in STEPS]
+        tried = [
+            replace(point, tuned=False, server_lr=step, repetitions=1, seed=point.seed + 1)
+            for step in STEPS
+        ]
         scores = [measure(one)["curve"][:, -1].mean() for one in tried]
         return measure(replace(point, tuned=False, server_lr=STEPS[int(np.argmax(scores))]))
     x, y = records(point.dataset)
@@ -228,14 +250,18 @@ def measure(point: Training) -> dict[str, Any]:
     for repetition in range(point.repetitions):
         cut = folds_of(len(y), point.folds, repetition, point.seed)
         for fold, held_out in enumerate(cut):
-            train = torch.from_numpy(np.concatenate([part for i, part in enumerate(cut) if i != fold]))
+            train = torch.from_numpy(
+                np.concatenate([part for i, part in enumerate(cut) if i != fold])
+            )
             test = torch.from_numpy(held_out)
             plan = point.plan(len(train), (point.seed * 1000 + repetition) * 1000 + fold)
-            run = simulate_crowd(
+            run = simulate_reports(
                 (x[train], y[train]), plan, point.defense(x.shape[1], plan), point.loss,
                 evaluation=(x[test], y[test]), evaluate_every=max(1, plan.rounds // CHECKPOINTS),
             )  # fmt: skip
             reached = np.array([r.accuracy for r in run.history if r.accuracy is not None])
             # folds differ by a client, and so perhaps by a round and an accuracy
-            curves.append(reached[np.linspace(0, len(reached) - 1, CHECKPOINTS).round().astype(int)])
+            curves.append(
+                reached[np.linspace(0, len(reached) - 1, CHECKPOINTS).round().astype(int)]
+            )
     return {"curve": np.array(curves), "server_lr": np.array(point.server_lr)}

@@ -1,7 +1,7 @@
 """Threat types: what an adversary at each tap reconstructs under each defence (chapter 01).
 
-A point is one cell: data set, threat type, method, attacker. `grid` lists the cells of the live table,
-`recorded_grid` those of Fed-CDP's Table VII and the data sets of its Fig. 1.
+A point is one cell: data set, threat type, method, attacker. `grid` lists the cells of the live
+table, `recorded_grid` those of Fed-CDP's Table VII and the data sets of its Fig. 1.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
-from fl_privacy_lib.defenses import THREAT_TYPES, Defense, dssgd, fed_cdp, fed_cdp_decay, fed_sdp, non_private
+from fl_privacy_lib.defenses import (
+    THREAT_TYPES,
+    Defense,
+    dssgd,
+    fed_cdp,
+    fed_cdp_decay,
+    fed_sdp,
+    non_private,
+)
 from fl_privacy_lib.reproduction.experiments.setups import SETUPS
 
 METHODS: dict[str, Callable[..., Defense]] = {
@@ -26,6 +34,7 @@ LIVE = ("non_private", "fed_sdp_client", "fed_sdp_server", "fed_cdp_example", "f
 """The methods of the live table; the others are recorded beside them."""
 THREATS = THREAT_TYPES | {"type_0_curious": "update"}
 """Threat type → tap. Type 0 reads after the server's own noise, as the papers assume; a curious server before it."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -62,8 +71,8 @@ class Point:
     def view(self) -> "Point":
         """The point whose observation is the same, bit for bit, so that it need be attacked only once.
 
-        A stage changes nothing at a tap that stands before it, and without clipping there is nothing to be aware
-        of. The notebook and a test check the equality on the observed tensors.
+        A stage changes nothing at a tap that stands before it, and without clipping there is
+        nothing to be aware of. The notebook and a test check the equality on the observed tensors.
         """
         late = ("fed_sdp_client", "fed_sdp_server", "dssgd")
         untouched = {"example": late, "update": ("fed_sdp_server",), "received": ()}
@@ -78,16 +87,25 @@ class Point:
 
 
 SHARED = (
-    "local_lr", "clip_norm", "noise_scale", "start", "optimiser", "max_iterations", "batch_size", "seed", "seeds",
-)  # fmt: skip
+    "local_lr",
+    "clip_norm",
+    "noise_scale",
+    "start",
+    "optimiser",
+    "max_iterations",
+    "batch_size",
+    "seed",
+    "seeds",
+)
 
 
 def grid(settings: ThreatTypes, dataset: str, clients: int) -> list[Point]:
     """Return the cells of the live table: threat type × method × attacker, on one data set.
 
-    Types 0 and 1 read the same values under every method but one, noise at the server, so they share their cells as
-    in the papers' tables. Type 2 attacks `victims` clients, the others `batch_victims` with a whole batch each. The
-    clip-aware attacker stands only where something is clipped.
+    Types 0 and 1 read the same values under every method but one, noise at the server, so they
+    share their cells as in the papers' tables. Type 2 attacks `victims` clients, the others
+    `batch_victims` with a whole batch each. The clip-aware attacker stands only where something is
+    clipped.
     """
     shared = {name: getattr(settings, name) for name in SHARED} | {"clients": clients}
     threats = {"type_2": list(LIVE), "type_1": list(LIVE), "type_0": ["fed_sdp_server"]}
@@ -119,15 +137,25 @@ def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str,
     def point(dataset: str, threat: str, method: str, attacker: str = "naive") -> Point:
         victims = settings.victims if threat == "type_2" else settings.batch_victims
         size = SETUPS[dataset].batch_size
-        own = values | {"clip_norm": 6.0} if method.startswith("fed_cdp_decay") else values  # the first of 6 → 2
+        own = (
+            values | {"clip_norm": 6.0} if method.startswith("fed_cdp_decay") else values
+        )  # the first of 6 → 2
         return Point(dataset, threat, method, attacker, victims=victims, batch_size=size, **own)
 
-    cells = [(d, t, m, a) for t in TABLE_7 for d in datasets for m in METHODS for a in ("naive", "clip_aware")
-             if m != "dssgd" or d == "lfw"]  # fmt: skip
+    cells = [
+        (d, t, m, a)
+        for t in TABLE_7
+        for d in datasets
+        for m in METHODS
+        for a in ("naive", "clip_aware")
+        if m != "dssgd" or d == "lfw"
+    ]
     table = [point(*cell) for cell in cells if cell[0] != "cifar10"]
     table = [p for p in table if p.attacker == "naive" or p.view.attacker == "clip_aware"]
     # at the curious server only the method that relies on the server's noise is of interest
-    table = [p for p in table if p.threat_type in ("type_2", "type_1") or p.method == "fed_sdp_server"]
+    table = [
+        p for p in table if p.threat_type in ("type_2", "type_1") or p.method == "fed_sdp_server"
+    ]
     figure = [point(d, "type_2", "non_private") for d in datasets]
     figure += [point("lfw", "type_1", "non_private")] if "lfw" in datasets else []
     expensive = [p for p in table if p.tap == "update" and p.view.method == "non_private"]
@@ -139,7 +167,11 @@ def record_key(point: Point) -> dict[str, Any]:
     """Return a recorded row's key: the published table's own keys, then the settings that really ran."""
     both = point.threat_type == "type_1" and point.method != "fed_sdp_server"
     threat = "type_0_1" if both else point.threat_type
-    published = {"dataset": point.dataset, "threat_type": threat, "method": PUBLISHED_METHOD[point.method]}
+    published = {
+        "dataset": point.dataset,
+        "threat_type": threat,
+        "method": PUBLISHED_METHOD[point.method],
+    }
     own = {name: value for name, value in asdict(point).items() if name not in published}
     return published | {"arm": point.method, "tap": point.tap} | own
 

@@ -16,7 +16,7 @@ from fl_privacy_lib.reproduction.devices import pick_device
 from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.leakage import datasets_to_record, record_attacks
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.points import Result, content_of, finished, loaded
+from fl_privacy_lib.reproduction.points import Result, content_of, finished, load_cached
 
 
 def attack_of(point: Point, seed: int) -> Attack:
@@ -61,7 +61,9 @@ def finished_points(
 
     def words(view: Point, result: Result) -> str:
         rate = float(np.mean(result["success"]))
-        return f"{view.dataset} {view.threat_type} {view.method} {view.attacker}: success {rate:.2f}"
+        return (
+            f"{view.dataset} {view.threat_type} {view.method} {view.attacker}: success {rate:.2f}"
+        )
 
     views = [point.view for point in points]
     count = 1 if device.type == "cuda" else workers
@@ -71,7 +73,7 @@ def finished_points(
 
 
 def _measure(device: torch.device, snapshots: tuple[int, ...], view: Point) -> Result:
-    return measure(view, loaded(view.dataset), device, snapshots)
+    return measure(view, load_cached(view.dataset), device, snapshots)
 
 
 def record(settings: ThreatTypes, only: str | None = None, folder: Path = MEASURED) -> None:
@@ -79,7 +81,8 @@ def record(settings: ThreatTypes, only: str | None = None, folder: Path = MEASUR
 
     Parameters
     ----------
-    settings : usually the `full` profile; `dataset` auto means every one of mnist, lfw, cifar10 that is there
+    settings : usually the `full` profile; `dataset` auto means every one of mnist, lfw, cifar10
+        that is there
     only : 'paper/table' or None for all
     folder : where the measured tables lie
     """

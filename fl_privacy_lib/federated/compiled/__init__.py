@@ -1,12 +1,14 @@
 """The compiled engine: the papers' CNN and MLP trained by kernels of explicit vector operations (numba).
 
-One client at a time, so that its weights, activations and gradients stay in a core's L2 cache; all of a participation's
-local iterations in one call, without Python between them; no work on what ReLU and the maximum have set to zero. The
-gradients are exact up to rounding, and the noise is drawn where it is added.
+One client at a time, so that its weights, activations and gradients stay in a core's L2 cache; all
+of a participation's local iterations in one call, without Python between them; no work on what ReLU
+and the maximum have set to zero. The gradients are exact up to rounding, and the noise is drawn
+where it is added.
 
-`vectors` has the operations, `noise` the generator, `convolutions` the CNN's layers, `kernel` the dense ones and the
-iterations. `network` recognises the models and lays out the memory, `form` translates a defence,
-`participation` calls the kernel. numba is imported and the kernel compiled when a simulation first uses it.
+`vectors` has the operations, `noise` the generator, `convolutions` the CNN's layers, `kernel` the
+dense ones and the iterations. `network` recognises the models and lays out the memory, `form`
+translates a defence, `participation` calls the kernel. numba is imported and the kernel compiled
+when a simulation first uses it.
 """
 
 from importlib.util import find_spec
@@ -22,7 +24,9 @@ from fl_privacy_lib.federated.participation import Examples
 __all__ = ["compiled_form", "compiled_hits"]
 
 
-def compiled_form(model: nn.Module, train: Examples, defense: Defense | None = None) -> Network | str:
+def compiled_form(
+    model: nn.Module, train: Examples, defense: Defense | None = None
+) -> Network | str:
     """Return the model in a kernel's form, or what the engine does not know."""
     if find_spec("numba") is None:
         return "numba is not installed (the extra 'fast')"

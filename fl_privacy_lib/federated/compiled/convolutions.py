@@ -1,30 +1,48 @@
 """The two convolutions of the papers' CNN with their ReLU and 2×2 maximum, forwards and backwards, exactly.
 
-Sizes: C channels of an image side × side; T×T windows are pooled last, from S×S windows of the first convolution,
-S = 2T + 2 (what only a dropped last row would have read is not computed). Layouts, inner axis last:
+Sizes: C channels of an image side × side; T×T windows are pooled last, from S×S windows of the
+first convolution, S = 2T + 2 (what only a dropped last row would have read is not computed).
+Layouts, inner axis last:
 
-    image         [C][side][side]   as it comes
-    first weights [C][tap][32]      so that a vector is of output channels, and a pixel a factor of it
-    middle        [S][S][32]        the first convolution after ReLU and maximum
-    second weights [2][64][tap][16] in halves of 16 input channels: half of them fit the L1 cache
-    features      [T²][64]          the second convolution after ReLU and maximum
+    image         [C][side][side]   as it comes first weights [C][tap][32]      so that a vector is
+    of output channels, and a pixel a factor of it middle        [S][S][32]        the first
+    convolution after ReLU and maximum second weights [2][64][tap][16] in halves of 16 input
+    channels: half of them fit the L1 cache features      [T²][64]          the second convolution
+    after ReLU and maximum
 
-With each maximum goes a code: which of its window's four positions it came from (0–3), or 4 where ReLU set it to zero.
-The second convolution runs forwards as Winograd's F(2×2, 3×3): a tile of four outputs, which is just one window to
-pool, takes 16 products instead of 36. Backwards it goes through lists of what is not zero: at most one position of a
-window has a gradient, and ReLU leaves a part of these.
+With each maximum goes a code: which of its window's four positions it came from (0–3), or 4 where
+ReLU set it to zero. The second convolution runs forwards as Winograd's F(2×2, 3×3): a tile of four
+outputs, which is just one window to pool, takes 16 products instead of 36. Backwards it goes
+through lists of what is not zero: at most one position of a window has a gradient, and ReLU leaves
+a part of these.
 """
 
 from fl_privacy_lib.federated.compiled import vectors as v
 from fl_privacy_lib.federated.compiled.network import FIRST, HALF, ROWS, SECOND
 from fl_privacy_lib.federated.compiled.target import inner
-from fl_privacy_lib.federated.compiled.vectors import W, add, at, fma, load, loads, store, stores, sub, zeros
+from fl_privacy_lib.federated.compiled.vectors import (
+    W,
+    add,
+    at,
+    fma,
+    load,
+    loads,
+    store,
+    stores,
+    sub,
+    zeros,
+)
 
 CHANNEL = 9 * HALF  # floats between two output channels in a half of the second weights
 PART = SECOND * CHANNEL  # floats in a half
 SQUARE, WEIGHTS = W * W, FIRST * SECOND
-TILE_ROWS, OUTPUT_ROWS = ROWS * FIRST, ROWS * SECOND  # floats of the tiles that go together, of their outputs
-COLUMNS = 4 if W == 16 else 2  # of a product's block: 24 sums of AVX-512's 32 registers, 12 of the others' 16
+TILE_ROWS, OUTPUT_ROWS = (
+    ROWS * FIRST,
+    ROWS * SECOND,
+)  # floats of the tiles that go together, of their outputs
+COLUMNS = (
+    4 if W == 16 else 2
+)  # of a product's block: 24 sums of AVX-512's 32 registers, 12 of the others' 16
 
 
 @inner
@@ -120,7 +138,8 @@ def transformed_weights(weights, scratch, out):
 def second_forward(m, examples, size):
     """Run the second convolution, ReLU and maximum of some examples: features [examples, T², 64] and codes.
 
-    `ROWS` tiles go through together: tiles [16][ROWS][32] and outputs [16][ROWS][64] stay in the L1 cache.
+    `ROWS` tiles go through together: tiles [16][ROWS][32] and outputs [16][ROWS][64] stay in the L1
+    cache.
     """
     side = (size - 2) // 2
     tiles, row = side * side, size * FIRST
@@ -130,18 +149,28 @@ def second_forward(m, examples, size):
             n = min(first + r, count - 1)  # the last rows may repeat a tile
             b, y, x = n // tiles, n % tiles // side, n % side
             for ci in range(0, FIRST, W):
-                patch = loads(4, 4, m.middle, (b * size + 2 * y) * row + 2 * x * FIRST + ci, row, FIRST)
+                patch = loads(
+                    4, 4, m.middle, (b * size + 2 * y) * row + 2 * x * FIRST + ci, row, FIRST
+                )
                 stores(input_side(input_side(patch)), 1, m.tiles, r * FIRST + ci, TILE_ROWS, 0)
         for t in range(16):
             for j in range(0, SECOND, COLUMNS * W):
                 sums = zeros(ROWS, COLUMNS)
                 for k in range(FIRST):
                     column = v.numbers(ROWS, 1, m.tiles, t * TILE_ROWS + k, FIRST, 0)
-                    sums = v.outer(sums, column, loads(1, COLUMNS, m.transformed, t * WEIGHTS + k * SECOND + j, 0, W))
+                    sums = v.outer(
+                        sums,
+                        column,
+                        loads(1, COLUMNS, m.transformed, t * WEIGHTS + k * SECOND + j, 0, W),
+                    )
                 stores(sums, COLUMNS, m.outputs, t * OUTPUT_ROWS + j, SECOND, W)
         for r in range(min(ROWS, count - first)):
             for co in range(0, SECOND, W):
-                window = output_side(output_side(loads(4, 4, m.outputs, r * SECOND + co, 4 * OUTPUT_ROWS, OUTPUT_ROWS)))
+                window = output_side(
+                    output_side(
+                        loads(4, 4, m.outputs, r * SECOND + co, 4 * OUTPUT_ROWS, OUTPUT_ROWS)
+                    )
+                )
                 b, tile = (first + r) // tiles, (first + r) % tiles
                 pool(window, m.inputs[b], m.feature_marks[b], tile * SECOND + co)
 
@@ -153,12 +182,17 @@ def second_forward(m, examples, size):
 def listed(m, b, size):
     """List what is not zero of the gradient [T², 64] of a slice's example b, twice.
 
-    by tile : lists [T²][5 positions][64] of values, with their channels' places in the second weights; the fifth
-        position collects what is zero; counts of each tile in bytes, packed into one integer
+    by tile : lists [T²][5 positions][64] of values, with their channels' places in the second
+        weights; the fifth position collects what is zero; counts of each tile in bytes, packed into
+        one integer
     by channel : lists [64][T²] of values, with the places of their patches in the middle
     """
     values, channels, packed = at(m.tile_values, 0), at(m.tile_channels, 0), at(m.tile_counts, 0)
-    factors, patches, counts = at(m.channel_values, 0), at(m.channel_patches, 0), at(m.channel_counts, 0)
+    factors, patches, counts = (
+        at(m.channel_values, 0),
+        at(m.channel_patches, 0),
+        at(m.channel_counts, 0),
+    )
     gradient, marks, side = at(m.gradients[b], 0), at(m.feature_marks[b], 0), (size - 2) // 2
     m.channel_counts[:] = 0
     for tile in range(side * side):
@@ -179,13 +213,19 @@ def listed(m, b, size):
 @inner
 def second_gradient(m, middle, size, out):
     """Write the second weights' gradient of what is listed by channel."""
-    factors, patches, counts = at(m.channel_values, 0), at(m.channel_patches, 0), at(m.channel_counts, 0)
+    factors, patches, counts = (
+        at(m.channel_values, 0),
+        at(m.channel_patches, 0),
+        at(m.channel_counts, 0),
+    )
     room = ((size - 2) // 2) ** 2
     for ci in range(0, FIRST, W):
         for co in range(SECOND):
             sums = zeros(9, 1)
             for e in range(co * room, co * room + counts[co]):
-                sums = fma(loads(3, 3, middle, patches[e] + ci, size * FIRST, FIRST), factors[e], sums)
+                sums = fma(
+                    loads(3, 3, middle, patches[e] + ci, size * FIRST, FIRST), factors[e], sums
+                )
             stores(sums, 1, out, ci // HALF * PART + ci % HALF + co * CHANNEL, HALF, 0)
 
 
@@ -205,7 +245,9 @@ def middle_gradient(m, size):
                     continue
                 sums, slot = zeros(9, 1), (tile * 5 + position) * SECOND
                 for e in range(slot, slot + count):
-                    sums = fma(loads(3, 3, weights, part + channels[e], 3 * HALF, HALF), values[e], sums)
+                    sums = fma(
+                        loads(3, 3, weights, part + channels[e], 3 * HALF, HALF), values[e], sums
+                    )
                 y, x = 2 * (tile // side) + (position >> 1), 2 * (tile % side) + (position & 1)
                 place = y * row + x * FIRST + ci
                 sums = add(sums, loads(3, 3, m.middle_gradient, place, row, FIRST))

@@ -17,8 +17,16 @@ def takes(defense: Defense) -> bool:
     """Return whether a defence's local iterations are numbers, or rules from norms to numbers."""
     rule, late = defense.per_example, defense.per_batch
     clip = rule.clip if isinstance(rule, PerExample) else None
-    known = type(rule) in (PerExample, AdaptiveClip, type(None)) and type(clip) in (Clip, DecayingClip, type(None))
-    return known and defense.begin_client is None and type(late) in (BatchNoise, AdaptiveNoise, type(None))
+    known = type(rule) in (PerExample, AdaptiveClip, type(None)) and type(clip) in (
+        Clip,
+        DecayingClip,
+        type(None),
+    )
+    return (
+        known
+        and defense.begin_client is None
+        and type(late) in (BatchNoise, AdaptiveNoise, type(None))
+    )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The kernel: a client's local iterations, or a part of one.
 
-The batch goes through in slices of `SLICE` examples, and everything between two of them is written over, so the memory
-does not depend on the batch's size. A network is dense layers, with or without two convolutions before them. A dense
-layer's weights lie as [outputs][inputs], rows padded to a multiple of 16; what stands in the padding is noise that
-meets only zeros. Its gradients are never formed one by one: that of an example is the outer product of its output's
-gradient g and its input h, so its norm is ‖g‖ ‖h‖, and the clipped sum Σ f g hᵀ takes one pass.
+The batch goes through in slices of `SLICE` examples, and everything between two of them is written
+over, so the memory does not depend on the batch's size. A network is dense layers, with or without
+two convolutions before them. A dense layer's weights lie as [outputs][inputs], rows padded to a
+multiple of 16; what stands in the padding is noise that meets only zeros. Its gradients are never
+formed one by one: that of an example is the outer product of its output's gradient g and its input
+h, so its norm is ‖g‖ ‖h‖, and the clipped sum Σ f g hᵀ takes one pass.
 """
 
 import math
@@ -15,7 +16,18 @@ from fl_privacy_lib.federated.compiled import convolutions
 from fl_privacy_lib.federated.compiled.network import SLICE
 from fl_privacy_lib.federated.compiled.noise import add_normals
 from fl_privacy_lib.federated.compiled.target import entry, inner
-from fl_privacy_lib.federated.compiled.vectors import W, add, at, fma, load, loads, spread, store, total, zeros
+from fl_privacy_lib.federated.compiled.vectors import (
+    W,
+    add,
+    at,
+    fma,
+    load,
+    loads,
+    spread,
+    store,
+    total,
+    zeros,
+)
 
 FORWARD, BACKWARD, CLIP, STEP = 1, 2, 4, 8  # phases
 PIECE = 1024  # numbers that stay in the L1 cache between their noise and their step
@@ -68,7 +80,9 @@ def forward(m, shape, examples):
     channels, side, size, layers = shape
     for b in range(len(examples)):
         if channels:
-            convolutions.first_forward(m.x[examples[b]], channels, side, m.weights, size, m.middle[b], m.marks[b])
+            convolutions.first_forward(
+                m.x[examples[b]], channels, side, m.weights, size, m.middle[b], m.marks[b]
+            )
         else:
             m.inputs[b, : m.widths[0]] = m.x[examples[b]]
     if channels:
@@ -123,7 +137,9 @@ def backward(m, shape, examples, norms):
             convolutions.listed(m, b, size)
             convolutions.second_gradient(m, m.middle[b], size, second)
             convolutions.middle_gradient(m, size)
-            convolutions.first_gradient(m.x[examples[b]], channels, side, m.middle_gradient, m.marks[b], size, first)
+            convolutions.first_gradient(
+                m.x[examples[b]], channels, side, m.middle_gradient, m.marks[b], size, first
+            )
             norms[b, 0] = math.sqrt(dot(first, first, m.begins[1]))
             norms[b, 1] = math.sqrt(dot(second, second, m.begins[2] - m.begins[1]))
 
@@ -145,10 +161,22 @@ def add_gradients(m, convs, factors):
     for t in range(convs):
         begin, size = m.begins[t], m.begins[t + 1] - m.begins[t]
         vectors = at(m.convolutions, begin)
-        combine(at(m.sums, begin), at(factors, t), tensors, vectors, m.convolutions.shape[1], count, size)
+        combine(
+            at(m.sums, begin),
+            at(factors, t),
+            tensors,
+            vectors,
+            m.convolutions.shape[1],
+            count,
+            size,
+        )
     for t in range(convs, tensors):
         layer, stride = t - convs, m.inputs.shape[1]
-        h, g, row = at(m.inputs, m.places[layer]), at(m.gradients, m.places[layer + 1]), m.rows[layer]
+        h, g, row = (
+            at(m.inputs, m.places[layer]),
+            at(m.gradients, m.places[layer + 1]),
+            m.rows[layer],
+        )
         for k in range(m.widths[layer + 1]):
             for b in range(count):
                 g[b * stride + k] *= factors[b, t]

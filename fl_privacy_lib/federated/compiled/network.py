@@ -14,10 +14,18 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.federated.participation import Examples
 from fl_privacy_lib.models import Parameters, mlp, training_cnn
 
-FIRST, SECOND, HALF = 32, 64, 16  # channels of the convolutions; the second's weights lie in halves of 16 inputs
+FIRST, SECOND, HALF = (
+    32,
+    64,
+    16,
+)  # channels of the convolutions; the second's weights lie in halves of 16 inputs
 SLICE = 6  # examples that go together: their gradients of the second weights fill half of a 1 MiB L2 cache
 ROWS = 6  # tiles that go through the second convolution together
-CONTENTS = {"_parameters", "_modules", "training"}  # of a module: what says nothing of how it computes
+CONTENTS = {
+    "_parameters",
+    "_modules",
+    "training",
+}  # of a module: what says nothing of how it computes
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,9 @@ class Network:
             layout = self._layout(shape)
             part = torch.from_numpy(flat[begin : begin + prod(layout)]).view(layout)
             if len(shape) == 4:
-                part = part.permute(3, 0, 1, 2) if shape[0] == FIRST else part.permute(1, 0, 4, 2, 3)
+                part = (
+                    part.permute(3, 0, 1, 2) if shape[0] == FIRST else part.permute(1, 0, 4, 2, 3)
+                )
             elif self.side:
                 part = part.view(-1, self.windows, SECOND).transpose(1, 2)
             else:
@@ -90,7 +100,10 @@ class Network:
     def unpack(self, flat: np.ndarray) -> Gradient:
         """Return copies of what lies in a memory [P], tensors [1, *parameter shape]."""
         parts = zip(self.names, self.shapes, self._views(flat), strict=True)
-        return {name: view.clone(memory_format=torch.contiguous_format).view(1, *shape) for name, shape, view in parts}
+        return {
+            name: view.clone(memory_format=torch.contiguous_format).view(1, *shape)
+            for name, shape, view in parts
+        }
 
 
 def network_of(model: nn.Module, train: Examples) -> Network | None:
@@ -117,7 +130,11 @@ def network_of(model: nn.Module, train: Examples) -> Network | None:
     classes, hidden = shapes[-1][0], tuple(shape[0] for shape in shapes[:-1])
     with torch.device("meta"):  # no memory, and no draw from torch's generator
         shape = x.shape[1:]
-        twin = training_cnn((shape[0], *shape[1:]), classes) if image else mlp(prod(shape), classes, hidden)
+        twin = (
+            training_cnn((shape[0], *shape[1:]), classes)
+            if image
+            else mlp(prod(shape), classes, hidden)
+        )
     if not _same(model, twin) or (len(y) and int(y.max()) >= classes):
         return None
     return Network(tuple(parameters), shapes, x.shape[3] if image else 0)
@@ -125,7 +142,11 @@ def network_of(model: nn.Module, train: Examples) -> Network | None:
 
 def _readable(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return whether the kernel may read the examples where they lie."""
-    placed = x.dtype == torch.float32 and y.dtype == torch.int64 and x.device.type == y.device.type == "cpu"
+    placed = (
+        x.dtype == torch.float32
+        and y.dtype == torch.int64
+        and x.device.type == y.device.type == "cpu"
+    )
     whole = x.is_contiguous() and y.is_contiguous() and y.shape == x.shape[:1] and x.dim() > 1
     return placed and whole and (len(y) == 0 or int(y.min()) >= 0)
 
@@ -133,7 +154,8 @@ def _readable(x: torch.Tensor, y: torch.Tensor) -> bool:
 def _same(model: nn.Module, twin: nn.Module) -> bool:
     """Return whether a model's modules are its twin's, in order: classes, options, hooks and kinds of parameters.
 
-    What somebody else has noted on a module beside these (Opacus does) changes nothing, but for another ``forward``.
+    What somebody else has noted on a module beside these (Opacus does) changes nothing, but for
+    another ``forward``.
     """
     pairs = list(zip(model.modules(), twin.modules(), strict=False))
     equal_length = len(list(model.modules())) == len(list(twin.modules()))
@@ -146,11 +168,16 @@ def _alike(module: nn.Module, other: nn.Module) -> bool:
     options = {name: value for name, value in vars(other).items() if name not in left_out}
     noted = vars(module)
     kinds, others = (
-        [(p.shape, p.dtype, p.requires_grad, bool(p._backward_hooks)) for p in m.parameters(recurse=False)]
+        [
+            (p.shape, p.dtype, p.requires_grad, bool(p._backward_hooks))
+            for p in m.parameters(recurse=False)
+        ]
         for m in (module, other)
     )
     same_options = all(name in noted and noted[name] == value for name, value in options.items())
-    return type(module) is type(other) and "forward" not in noted and same_options and kinds == others
+    return (
+        type(module) is type(other) and "forward" not in noted and same_options and kinds == others
+    )
 
 
 Memory = namedtuple(
@@ -162,17 +189,20 @@ Memory = namedtuple(
 """The arrays of a participation, for M tensors in P floats and layers of rows padded to a multiple of 16.
 
 x, y : all examples, float32 [N, pixels or features], and labels, int64 [N]
-positions, ends : every batch's positions in x, one after another, and where each batch begins and ends [L + 1]
+positions, ends : every batch's positions in x, one after another, and where each batch begins and
+    ends [L + 1]
 begins : where each tensor begins, and P, int64 [M + 1]
-widths, rows, places : of each dense layer's input, and of the logits: its width, padded width and place in a row of
-    `inputs`
+widths, rows, places : of each dense layer's input, and of the logits: its width, padded width and
+    place in a row of `inputs`
 state : the noise's, uint32 [4, 16]
 bounds, stds : of each tensor, float32 [M]: what it is clipped to, and its noise on the batch's mean
 norms, factors : of each example of a batch and each tensor, float32 [B, M]
 hits : the number of right answers, int64 [1]
-weights, start, way, sums : float32 [P]: the weights, the global ones, the way gone since (kept apart: their difference
-    would be lost in the weights' rounding), the sum of a batch's clipped gradients
-inputs, gradients : every dense layer's input and the logits, side by side, float32 [SLICE, …], and their gradients
+weights, start, way, sums : float32 [P]: the weights, the global ones, the way gone since (kept
+    apart: their difference would be lost in the weights' rounding), the sum of a batch's clipped
+    gradients
+inputs, gradients : every dense layer's input and the logits, side by side, float32 [SLICE, …], and
+    their gradients
 convolutions : gradients of an example's first two tensors, float32 [SLICE, …]
 middle … channel_counts : what lies between the convolutions' steps, see `convolutions`
 """
@@ -188,23 +218,49 @@ def aligned(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 def memory_of(network: Network, weights: Parameters, examples: Examples) -> Memory:
     """Return a kernel's memory, with the global weights in it and room for no batch."""
-    count, size, tiles, begins = len(network.names), network.size, network.windows, np.array(network.begins)
+    count, size, tiles, begins = (
+        len(network.names),
+        network.size,
+        network.windows,
+        np.array(network.begins),
+    )
     rows = [-(-width // 16) * 16 for width in network.widths]
     middle, none = size * size * FIRST, np.zeros(0, np.int64)
     memory = Memory(
-        x=examples[0].detach().numpy().reshape(len(examples[1]), -1), y=examples[1].numpy(),
-        positions=none, ends=none, norms=none, factors=none, hits=np.zeros(1, np.int64), state=none,
-        begins=begins, widths=np.array(network.widths), rows=np.array(rows), places=np.cumsum([0, *rows]),
-        bounds=aligned(count), stds=aligned(count),
-        weights=aligned(begins[-1]), start=aligned(begins[-1]), way=aligned(begins[-1]), sums=aligned(begins[-1]),
-        inputs=aligned(SLICE, sum(rows)), gradients=aligned(SLICE, sum(rows)),
-        middle=aligned(SLICE, middle), marks=aligned(SLICE, middle, dtype=np.uint8),
-        feature_marks=aligned(SLICE, tiles * SECOND, dtype=np.uint8), middle_gradient=aligned(middle),
-        convolutions=aligned(SLICE, begins[2 if tiles else 0]), transformed=aligned(16, FIRST, SECOND),
-        tiles=aligned(16, ROWS, FIRST), outputs=aligned(16, ROWS, SECOND),
-        tile_values=aligned(tiles, 5, SECOND), tile_channels=aligned(tiles, 5, SECOND, dtype=np.int32),
-        tile_counts=aligned(tiles, dtype=np.int64), channel_values=aligned(SECOND, tiles),
-        channel_patches=aligned(SECOND, tiles, dtype=np.int32), channel_counts=aligned(SECOND, dtype=np.int32),
-    )  # fmt: skip
+        x=examples[0].detach().numpy().reshape(len(examples[1]), -1),
+        y=examples[1].numpy(),
+        positions=none,
+        ends=none,
+        norms=none,
+        factors=none,
+        hits=np.zeros(1, np.int64),
+        state=none,
+        begins=begins,
+        widths=np.array(network.widths),
+        rows=np.array(rows),
+        places=np.cumsum([0, *rows]),
+        bounds=aligned(count),
+        stds=aligned(count),
+        weights=aligned(begins[-1]),
+        start=aligned(begins[-1]),
+        way=aligned(begins[-1]),
+        sums=aligned(begins[-1]),
+        inputs=aligned(SLICE, sum(rows)),
+        gradients=aligned(SLICE, sum(rows)),
+        middle=aligned(SLICE, middle),
+        marks=aligned(SLICE, middle, dtype=np.uint8),
+        feature_marks=aligned(SLICE, tiles * SECOND, dtype=np.uint8),
+        middle_gradient=aligned(middle),
+        convolutions=aligned(SLICE, begins[2 if tiles else 0]),
+        transformed=aligned(16, FIRST, SECOND),
+        tiles=aligned(16, ROWS, FIRST),
+        outputs=aligned(16, ROWS, SECOND),
+        tile_values=aligned(tiles, 5, SECOND),
+        tile_channels=aligned(tiles, 5, SECOND, dtype=np.int32),
+        tile_counts=aligned(tiles, dtype=np.int64),
+        channel_values=aligned(SECOND, tiles),
+        channel_patches=aligned(SECOND, tiles, dtype=np.int32),
+        channel_counts=aligned(SECOND, dtype=np.int32),
+    )
     network.pack(weights, memory.start)
     return memory

@@ -1,25 +1,51 @@
 """Gaussian noise: 16 generators side by side, and Box–Muller with polynomials.
 
-Lane l draws with xoshiro128+ (Blackman and Vigna, 2021) from a state of its own. All 64 words come from one
-`SeedSequence` of (seed, round, client), so a client's stream depends on nothing else. Two draws of 16 words become 32
-normals: z[0 … 15] = r cos θ and z[16 … 31] = r sin θ. Every step is one that IEEE arithmetic fixes, and so are the bits
-of the stream, for any vector width. This is noise for simulations: a release needs a hardened sampler.
+Lane l draws with xoshiro128+ (Blackman and Vigna, 2021) from a state of its own. All 64 words come
+from one `SeedSequence` of (seed, round, client), so a client's stream depends on nothing else. Two
+draws of 16 words become 32 normals: z[0 … 15] = r cos θ and z[16 … 31] = r sin θ. Every step is one
+that IEEE arithmetic fixes, and so are the bits of the stream, for any vector width. This is noise
+for simulations: a release needs a hardened sampler.
 """
 
 import numpy as np
 
 from fl_privacy_lib.federated.compiled import vectors as v
 from fl_privacy_lib.federated.compiled.target import inner
-from fl_privacy_lib.federated.compiled.vectors import W, add, both, fma, left, load, mul, right, store, sub, xor
+from fl_privacy_lib.federated.compiled.vectors import (
+    W,
+    add,
+    both,
+    fma,
+    left,
+    load,
+    mul,
+    right,
+    store,
+    sub,
+    xor,
+)
 
 LANES = 16
 STREAM = 3  # `sampling` has the streams 0, 1 and 2 of a seed
-LOG = tuple(np.float32(c) for c in (
-    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1))  # fmt: skip
+LOG = tuple(
+    np.float32(c)
+    for c in (
+        7.0376836292e-2,
+        -1.1514610310e-1,
+        1.1676998740e-1,
+        -1.2420140846e-1,
+        1.4249322787e-1,
+        -1.6668057665e-1,
+        2.0000714765e-1,
+        -2.4999993993e-1,
+        3.3333331174e-1,
+    )
+)
 """ln(1 + f) = f − f²/2 + f³ p(f) on [√½ − 1, √2 − 1]; this and the next two from the Cephes library (Moshier)."""
 SIN = tuple(np.float32(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
-COS = tuple(np.float32(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
+COS = tuple(
+    np.float32(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+)
 LN_2, ANGLE, UNIT = np.float32(np.log(2)), np.float32(np.pi / 4 / 2**31), np.float32(2.0**-31)
 ROOT_HALF, MANTISSA, SIGN = 0x3F3504F3, 0x007FFFFF, -(2**31)
 
@@ -51,7 +77,8 @@ def normals(u, w):
         p = fma(p, f, LOG[i])
     ln = fma(mul(f, f), fma(f, p, -0.5), f)
     r = v.root(mul(fma(v.to_float(v.right_signed(bits, 23)), LN_2, ln), -2.0))
-    # 30 bits for an angle within ±π/4, one to exchange sine and cosine, one for the cosine's sign: a whole circle
+    # 30 bits for an angle within ±π/4, one to exchange sine and cosine, one for the cosine's sign:
+    # a whole circle
     angle = mul(v.to_float(left(w, 2)), ANGLE)
     q = mul(angle, angle)
     sine = fma(mul(fma(fma(q, SIN[0], SIN[1]), q, SIN[2]), q), angle, angle)

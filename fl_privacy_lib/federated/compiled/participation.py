@@ -22,7 +22,9 @@ def reading(memory: Memory, batches: Sequence[np.ndarray], state: np.ndarray) ->
         raise IndexError(f"a batch holds a position outside 0 … {len(memory.y) - 1}")
     norms = np.zeros((max(map(len, batches)), len(memory.bounds)), np.float32)
     ends = np.cumsum([0, *map(len, batches)])
-    return memory._replace(positions=positions, ends=ends, norms=norms, factors=np.zeros_like(norms), state=state)
+    return memory._replace(
+        positions=positions, ends=ends, norms=norms, factors=np.zeros_like(norms), state=state
+    )
 
 
 class CompiledEngine:
@@ -35,11 +37,20 @@ class CompiledEngine:
     examples : all examples, float32 [N, …] in one piece, and labels [N]
     """
 
-    def __init__(self, network: Network, weights: Parameters, examples: Examples, plan: Plan, defense: Defense) -> None:
+    def __init__(
+        self,
+        network: Network,
+        weights: Parameters,
+        examples: Examples,
+        plan: Plan,
+        defense: Defense,
+    ) -> None:
         self.network, self.examples, self.plan, self.defense = network, examples, plan, defense
         self.memory = memory_of(network, weights, examples)
 
-    def train(self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]) -> list[Gradient]:
+    def train(
+        self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
+    ) -> list[Gradient]:
         """Return each client's update; see `participation.Engine`."""
         return [self._client(own, ctx) for own, ctx in zip(batches, contexts, strict=True)]
 
@@ -49,18 +60,27 @@ class CompiledEngine:
 
         plan, form = self.plan, Form.of(self.defense, self.plan.batch_size, ctx.round)
         memory = reading(self.memory, batches, noise.seeded(plan.seed, ctx.round, ctx.clients[0]))
-        memory.weights[:], memory.way[:], memory.bounds[:], memory.stds[:] = memory.start, 0, form.bound, form.std
+        memory.weights[:], memory.way[:], memory.bounds[:], memory.stds[:] = (
+            memory.start,
+            0,
+            form.bound,
+            form.std,
+        )
         if form.asks:
             for i in range(len(batches)):
                 self._iterate(memory._replace(ends=memory.ends[i:]), i, batches[i], form, ctx)
         else:
             phases = kernel.FORWARD | kernel.BACKWARD | kernel.CLIP | kernel.STEP
             rate, over_all = float(plan.local_lr), form.scope == "all"
-            kernel.run(self.network.form, memory, len(batches), phases, over_all, rate, plan.batch_size)
+            kernel.run(
+                self.network.form, memory, len(batches), phases, over_all, rate, plan.batch_size
+            )
             self._tell(memory, len(batches) - 1, batches[-1], ctx, form.scope is not None)
         return self.network.unpack(memory.way)
 
-    def _iterate(self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext) -> None:
+    def _iterate(
+        self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext
+    ) -> None:
         """Run one local iteration in which a rule reads the norms before the gradients are summed."""
         from fl_privacy_lib.federated.compiled.kernel import BACKWARD, FORWARD, STEP, run
 
@@ -70,7 +90,9 @@ class CompiledEngine:
         factors, stds = form.answer(norms, ctx)
         memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
         memory.stds[:] = torch.cat(list(stds.values()))
-        again = FORWARD | BACKWARD if len(batch) > SLICE else 0  # only the last slice is still there
+        again = (
+            FORWARD | BACKWARD if len(batch) > SLICE else 0
+        )  # only the last slice is still there
         run(shape, memory, 1, again | STEP, False, float(plan.local_lr), plan.batch_size)
 
     def _tell(
@@ -80,7 +102,10 @@ class CompiledEngine:
         names, index = self.network.names, torch.from_numpy(batch)
         table = torch.from_numpy(memory.norms[: len(batch)].copy())
         norms = {name: table[None, :, t] for t, name in enumerate(names)}
-        ctx.iteration, ctx.examples = i, (self.examples[0][index][None], self.examples[1][index][None])
+        ctx.iteration, ctx.examples = (
+            i,
+            (self.examples[0][index][None], self.examples[1][index][None]),
+        )
         ctx.norms = norms if measured and len(batch) else None
         return norms
 

@@ -1,7 +1,7 @@
 """What is compiled for: the CPU's vector width, and the folder that keeps the machine code between processes.
 
-numba's own cache looks at the file of the compiled function alone and would miss an edit in a module that it calls.
-The folder's name is therefore a hash of all sources here, and of the CPU.
+numba's own cache looks at the file of the compiled function alone and would miss an edit in a
+module that it calls. The folder's name is therefore a hash of all sources here, and of the CPU.
 """
 
 import hashlib
@@ -17,7 +17,9 @@ import numba
 from numba.core import config
 
 REGISTERS = {"avx512f": 16, "avx2": 8}  # CPU feature → float32 numbers in one register
-WIDTH = next((w for feature, w in REGISTERS.items() if llvm.get_host_cpu_features().get(feature)), 4)
+WIDTH = next(
+    (w for feature, w in REGISTERS.items() if llvm.get_host_cpu_features().get(feature)), 4
+)
 """Numbers in one vector, W. Set it before `vectors` is imported to compile for a narrower CPU."""
 
 
@@ -25,7 +27,12 @@ WIDTH = next((w for feature, w in REGISTERS.items() if llvm.get_host_cpu_feature
 def folder() -> Path:
     """Return the folder of this machine's compiled code, made if need be."""
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    cpu = (numba.__version__, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), WIDTH)
+    cpu = (
+        numba.__version__,
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+        WIDTH,
+    )
     name = hashlib.blake2b(sources + repr(cpu).encode(), digest_size=10).hexdigest()
     for base in (Path.home() / ".cache", Path(tempfile.gettempdir())):
         path = base / "fl-privacy-lib" / name

@@ -1,8 +1,9 @@
 """Vectors of W floats for numba: what a kernel does with them stays in registers.
 
-numba's loops over arrays spill their sums to memory; explicit vectors do not. A block is a tuple of vectors, and one
-operation works on all of them, unrolled. Pointers have no bounds: an index outside reads or breaks anything. W is
-`target.WIDTH`. No operation is reordered, except where `total` adds the W numbers of a vector.
+numba's loops over arrays spill their sums to memory; explicit vectors do not. A block is a tuple of
+vectors, and one operation works on all of them, unrolled. Pointers have no bounds: an index outside
+reads or breaks anything. W is `target.WIDTH`. No operation is reordered, except where `total` adds
+the W numbers of a vector.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,13 @@ from numba.extending import intrinsic
 from fl_privacy_lib.federated.compiled.target import WIDTH as W
 
 FLOAT, INT, BYTE, BIT = ir.FloatType(), ir.IntType(32), ir.IntType(8), ir.IntType(1)
-ELEMENTS = {types.float32: FLOAT, types.int32: INT, types.uint32: INT, types.uint8: BYTE, types.int64: ir.IntType(64)}
+ELEMENTS = {
+    types.float32: FLOAT,
+    types.int32: INT,
+    types.uint32: INT,
+    types.uint8: BYTE,
+    types.int64: ir.IntType(64),
+}
 
 
 class Lanes(types.Type):
@@ -41,11 +48,13 @@ class LanesModel(PrimitiveModel):
 FLOATS, INTS, BITS = Lanes(FLOAT), Lanes(INT), Lanes(BIT)
 
 
-def operation(result: Callable[..., types.Type], emit: Callable[..., Any], names: Sequence[str] = ()) -> Any:
+def operation(
+    result: Callable[..., types.Type], emit: Callable[..., Any], names: Sequence[str] = ()
+) -> Any:
     """Make an operation for kernels of ``emit(builder, types, *values)``, which writes its LLVM instructions.
 
-    `result` gives the type that it returns, of the arguments' types; `names` are theirs, if they do not stand in
-    `emit`. An array comes as the pointer to its first number.
+    `result` gives the type that it returns, of the arguments' types; `names` are theirs, if they do
+    not stand in `emit`. An array comes as the pointer to its first number.
     """
 
     def typed(context: Any, *given: Any) -> Any:
@@ -61,7 +70,10 @@ def operation(result: Callable[..., types.Type], emit: Callable[..., Any], names
 
         return kind(*given), lower
 
-    names = ["context", *(names or list(signature(emit).parameters)[2:])]  # numba asks for named arguments
+    names = [
+        "context",
+        *(names or list(signature(emit).parameters)[2:]),
+    ]  # numba asks for named arguments
     parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names]
     typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return intrinsic(prefer_literal=True)(typed)
@@ -96,7 +108,9 @@ def each(emit: Callable[..., Any], one: Callable[..., Any] = _first) -> Any:
         for t, v in zip(given, values, strict=True):
             number = not isinstance(t, (Lanes, types.UniTuple))
             v = _spread(builder, v, _first(*given).vector.element) if number else v
-            parts.append(cgutils.unpack_tuple(builder, v) if isinstance(t, types.UniTuple) else repeat(v))
+            parts.append(
+                cgutils.unpack_tuple(builder, v) if isinstance(t, types.UniTuple) else repeat(v)
+            )
         if not isinstance(result(*given), types.UniTuple):
             return emit(builder, *map(next, parts))
         return cgutils.pack_array(builder, [emit(builder, *p) for p in zip(*parts, strict=False)])
@@ -111,10 +125,15 @@ def _method(of_floats: str, of_ints: str = "") -> Any:
 
 def _call(builder: Any, name: str, result: Any, *values: Any, **flags: Any) -> Any:
     kind = ir.FunctionType(result, [v.type for v in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{W}f32"), values, **flags)
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{W}f32"),
+        values,
+        **flags,
+    )
 
 
-# sum, difference, product; the differing and the common bits; shifts, the last of which keeps the sign
+# sum, difference, product; the differing and the common bits; shifts, the last of which keeps the
+# sign
 add, sub, mul = _method("fadd", "add"), _method("fsub", "sub"), _method("fmul")
 xor, both = _method("", "xor"), _method("", "and_")
 left, right, right_signed = _method("", "shl"), _method("", "lshr"), _method("", "ashr")
@@ -124,7 +143,8 @@ root = each(lambda b, x: _call(b, "sqrt", FLOATS.vector, x))
 to_float = each(lambda b, x: b.sitofp(x, FLOATS.vector), lambda x: FLOATS)
 as_float = each(lambda b, x: b.bitcast(x, FLOATS.vector), lambda x: FLOATS)
 as_int = each(lambda b, x: b.bitcast(x, INTS.vector), lambda x: INTS)
-# masks: where x > y or either is no number; where two integers are equal; x where the mask is set, else y
+# masks: where x > y or either is no number; where two integers are equal; x where the mask is set,
+# else y
 above = each(lambda b, x, y: b.fcmp_unordered(">", x, y), lambda x, y: BITS)
 same = each(lambda b, x, y: b.icmp_signed("==", x, y), lambda x, y: BITS)
 choose = each(lambda b, mask, x, y: b.select(mask, x, y))
@@ -162,20 +182,29 @@ def _store(builder: Any, given: Any, place: Any, value: Any) -> None:
 
 at = operation(lambda p, i: types.CPointer(p.dtype), lambda b, t, p, i: _at(b, t[0], p, i))
 load = operation(_kind, lambda b, t, p, i: _load(b, t[0], _at(b, t[0], p, i)))
-store = operation(lambda p, i, x: types.void, lambda b, t, p, i, x: _store(b, t[0], _at(b, t[0], p, i), x))
+store = operation(
+    lambda p, i, x: types.void, lambda b, t, p, i, x: _store(b, t[0], _at(b, t[0], p, i), x)
+)
 
 
 # ---- blocks of rows · columns vectors; both are constants
 
 
 def _block(rows: Any, columns: Any, *place: Any) -> Any:
-    return types.UniTuple(_kind(*place) if place else FLOATS, rows.literal_value * columns.literal_value)
+    return types.UniTuple(
+        _kind(*place) if place else FLOATS, rows.literal_value * columns.literal_value
+    )
 
 
-def _grid(builder: Any, given: Any, count: int, columns: int, p: Any, i: Any, row: Any, column: Any) -> list[Any]:
+def _grid(
+    builder: Any, given: Any, count: int, columns: int, p: Any, i: Any, row: Any, column: Any
+) -> list[Any]:
     """Emit the addresses of a grid's places, whose rows and columns lie `row` and `column` floats apart."""
     long = ir.IntType(64)
-    steps = [(builder.mul(row, long(k // columns)), builder.mul(column, long(k % columns))) for k in range(count)]
+    steps = [
+        (builder.mul(row, long(k // columns)), builder.mul(column, long(k % columns)))
+        for k in range(count)
+    ]
     return [_at(builder, given, p, i, *step) for step in steps]
 
 
@@ -184,14 +213,18 @@ def _reading(read: Callable[..., Any]) -> Any:
 
     def emit(builder, given, rows, columns, pointer, index, row, column):
         width = given[1].literal_value
-        places = _grid(builder, given[2], given[0].literal_value * width, width, pointer, index, row, column)
+        places = _grid(
+            builder, given[2], given[0].literal_value * width, width, pointer, index, row, column
+        )
         return cgutils.pack_array(builder, [read(builder, given[2], place) for place in places])
 
     return operation(_block, emit)
 
 
 def _store_all(builder, given, block, columns, pointer, index, row, column):
-    places = _grid(builder, given[2], given[0].count, given[1].literal_value, pointer, index, row, column)
+    places = _grid(
+        builder, given[2], given[0].count, given[1].literal_value, pointer, index, row, column
+    )
     for place, part in zip(places, cgutils.unpack_tuple(builder, block), strict=True):
         _store(builder, given[2], place, part)
 
@@ -199,7 +232,9 @@ def _store_all(builder, given, block, columns, pointer, index, row, column):
 def _outer(builder, given, block, a, b):
     sums, rows, row = (cgutils.unpack_tuple(builder, x) for x in (block, a, b))
     pairs = [(x, y) for x in rows for y in row]
-    fused = [_call(builder, "fma", FLOATS.vector, *xy, z) for xy, z in zip(pairs, sums, strict=True)]
+    fused = [
+        _call(builder, "fma", FLOATS.vector, *xy, z) for xy, z in zip(pairs, sums, strict=True)
+    ]
     return cgutils.pack_array(builder, fused)
 
 
@@ -210,7 +245,9 @@ def _transposed(builder, given, block):
             low = [lane + W - step if lane & step else lane for lane in range(W)]
             high = [lane + W if lane & step else lane + step for lane in range(W)]
             a, b = rows[i], rows[i + step]
-            rows[i], rows[i + step] = (builder.shuffle_vector(a, b, ir.Constant(INTS.vector, s)) for s in (low, high))
+            rows[i], rows[i + step] = (
+                builder.shuffle_vector(a, b, ir.Constant(INTS.vector, s)) for s in (low, high)
+            )
         step *= 2
     return cgutils.pack_array(builder, rows)
 
@@ -220,8 +257,8 @@ zeros = operation(_block, lambda b, t, rows, columns: ir.Constant(ir.ArrayType(
     FLOATS.vector, t[0].literal_value * t[1].literal_value), None))  # fmt: skip
 loads = _reading(_load)
 numbers = _reading(lambda b, t, place: _spread(b, b.load(place, typ=FLOAT), FLOAT))
-# stores(block, columns, pointer, index, row, column); block [rows, columns] + a [rows] · b [columns]; W vectors, with
-# their rows and columns exchanged
+# stores(block, columns, pointer, index, row, column); block [rows, columns] + a [rows] · b
+# [columns]; W vectors, with their rows and columns exchanged
 stores = operation(lambda *given: types.void, _store_all)
 outer = operation(lambda block, a, b: block, _outer)
 transposed = operation(lambda block: block, _transposed)

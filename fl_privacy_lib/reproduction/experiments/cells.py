@@ -26,7 +26,7 @@ from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.leakage import Scene
 from fl_privacy_lib.reproduction.experiments.setups import split_among
-from fl_privacy_lib.reproduction.points import Result, content_of, finished, loaded
+from fl_privacy_lib.reproduction.points import Result, content_of, finished, load_cached
 from fl_privacy_lib.sampling import Plan
 
 METHODS: dict[str, Callable[["Cell"], Defense]] = {
@@ -38,8 +38,12 @@ METHODS: dict[str, Callable[["Cell"], Defense]] = {
     "pruned": lambda c: pruned(c.level, at="per_example"),
     "dssgd": lambda c: dssgd(c.level, at="per_example"),
     "fed_cdp": lambda c: fed_cdp(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
-    "fed_alpha_cdp_example": lambda c: fed_alpha_cdp("example", clip_norm=c.clip_norm, noise_scale=c.noise_scale),
-    "fed_alpha_cdp_batch": lambda c: fed_alpha_cdp("batch", clip_norm=c.clip_norm, noise_scale=c.noise_scale),
+    "fed_alpha_cdp_example": lambda c: fed_alpha_cdp(
+        "example", clip_norm=c.clip_norm, noise_scale=c.noise_scale
+    ),
+    "fed_alpha_cdp_batch": lambda c: fed_alpha_cdp(
+        "batch", clip_norm=c.clip_norm, noise_scale=c.noise_scale
+    ),
     "quantile_clip": lambda c: quantile_clipped(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
     "adaclip": lambda c: adaclip(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
 }
@@ -52,7 +56,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "mask_aware": {"mask": "zeros"},
     "prior": {"tv": 1e-4, "objective": "relative"},
     "several": {},
-    "batch_prior": {"tv": 3e-4, "objective": "relative"},  # best of five on six batches of LFW at another seed
+    "batch_prior": {
+        "tv": 3e-4,
+        "objective": "relative",
+    },  # best of five on six batches of LFW at another seed
     "patient": {"stall": (300, 0.0)},  # never given up
 }
 """What the attacker adds to the published attack. The arm `learned` has no such line: it does not search."""
@@ -106,10 +113,15 @@ def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
     The victim is the first example of the first batch, the same in all R observed rounds.
     """
     own = clients_data(cell, data, seed)
-    model = build(cell.network, data.example_shape, data.n_classes, torch.Generator().manual_seed(seed)).to(device)
+    model = build(
+        cell.network, data.example_shape, data.n_classes, torch.Generator().manual_seed(seed)
+    ).to(device)
     used = np.unique(np.concatenate(own))
     few = Partition("victims", tuple(np.searchsorted(used, indices) for indices in own), len(used))
-    train = (torch.as_tensor(data.train_x[used]).to(device), torch.as_tensor(data.train_y[used]).to(device))
+    train = (
+        torch.as_tensor(data.train_x[used]).to(device),
+        torch.as_tensor(data.train_y[used]).to(device),
+    )
     if cell.at_round:
         plan = Plan(cell.victims, cell.victims, cell.at_round, 20, 5, local_lr=0.05, seed=seed)
         trained = simulate(model, train, few, plan, non_private(), engine="auto").weights
@@ -117,13 +129,18 @@ def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
             for name, p in model.named_parameters():
                 p.copy_(trained[name])
     plan = Plan(cell.victims, cell.victims, cell.observations, 1, 1, local_lr=0.05, seed=seed)
-    taps = [[Tap("example", client, r) for r in range(cell.observations)] for client in range(cell.victims)]
+    taps = [
+        [Tap("example", client, r) for r in range(cell.observations)]
+        for client in range(cell.victims)
+    ]
     run = simulate(model, train, few, plan, cell.defense, taps=[tap for row in taps for tap in row])
     truth = [run.truth[row[0]] for row in taps]
     images = np.stack([x[:1].cpu().numpy() for x, _ in truth])
     labels = np.stack([y[:1].cpu().numpy() for _, y in truth])
     seen: list[Any] = [[run.observations[tap] for tap in row] for row in taps]
-    return Scene(model, [row[0] for row in seen] if cell.observations == 1 else seen, images, labels)
+    return Scene(
+        model, [row[0] for row in seen] if cell.observations == 1 else seen, images, labels
+    )
 
 
 def attack_of(cell: Cell, seed: int) -> Attack:
@@ -162,7 +179,11 @@ def finished_cells(
     """
 
     def key(cell: Cell) -> dict[str, object]:
-        return asdict(cell) | {"device": device.type, "snapshots": snapshots} | content_of(cell.dataset)
+        return (
+            asdict(cell)
+            | {"device": device.type, "snapshots": snapshots}
+            | content_of(cell.dataset)
+        )
 
     def words(cell: Cell, result: Result) -> str:
         what = f"{cell.dataset} {cell.method} {cell.level:g} {cell.attack} {cell.arm}"
@@ -173,5 +194,7 @@ def finished_cells(
     return finished(chapter, cells, compute, key=key, words=words, label=label, workers=count)
 
 
-def _measure(measure: Callable[..., Result], device: torch.device, snapshots: tuple[int, ...], cell: Cell) -> Result:
-    return measure(cell, loaded(cell.dataset), device, snapshots)
+def _measure(
+    measure: Callable[..., Result], device: torch.device, snapshots: tuple[int, ...], cell: Cell
+) -> Result:
+    return measure(cell, load_cached(cell.dataset), device, snapshots)

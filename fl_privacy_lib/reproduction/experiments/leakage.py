@@ -17,7 +17,12 @@ from fl_privacy_lib.data import Dataset, Partition, available
 from fl_privacy_lib.federated import Observation, Tap, simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.devices import device_name
-from fl_privacy_lib.reproduction.experiments.scoring import first_successes, in_order, summary, trivial_guesses
+from fl_privacy_lib.reproduction.experiments.scoring import (
+    first_successes,
+    in_order,
+    summary,
+    trivial_guesses,
+)
 from fl_privacy_lib.reproduction.experiments.setups import split_among
 from fl_privacy_lib.reproduction.paths import data_root
 from fl_privacy_lib.reproduction.points import Result, record_points
@@ -37,21 +42,36 @@ class Scene:
 def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
     """Simulate the first round of federated training and keep what stands at the point's tap.
 
-    Every participant is a victim. At the tap ``example`` the victim is the first example of the first batch.
+    Every participant is a victim. At the tap ``example`` the victim is the first example of the
+    first batch.
     """
     rng = np.random.default_rng([seed, 1])
     partition = split_among(data, point.clients, rng)
     generator = torch.Generator().manual_seed(seed)
     model = build("attacked_lenet", data.example_shape, data.n_classes, generator).to(device)
     plan = Plan(
-        point.clients, point.victims, 1, point.local_iterations, point.batch_size, local_lr=point.local_lr, seed=seed
+        point.clients,
+        point.victims,
+        1,
+        point.local_iterations,
+        point.batch_size,
+        local_lr=point.local_lr,
+        seed=seed,
     )
     victims = [int(c) for c in plan.participants_of(0)]
-    used = np.unique(np.concatenate([partition.indices[v] for v in victims]))  # only the victims' data is moved
+    used = np.unique(
+        np.concatenate([partition.indices[v] for v in victims])
+    )  # only the victims' data is moved
     other = np.zeros(1, dtype=np.int64)  # stands in for the data of a client that takes no part
-    own = [np.searchsorted(used, partition.indices[c]) if c in victims else other for c in range(point.clients)]
+    own = [
+        np.searchsorted(used, partition.indices[c]) if c in victims else other
+        for c in range(point.clients)
+    ]
     small = Partition("victims", tuple(own), len(used))
-    train = (torch.as_tensor(data.train_x[used]).to(device), torch.as_tensor(data.train_y[used]).to(device))
+    train = (
+        torch.as_tensor(data.train_x[used]).to(device),
+        torch.as_tensor(data.train_y[used]).to(device),
+    )
     taps = [Tap(point.tap, client) for client in victims]
     run = simulate(model, train, small, plan, point.defense, taps=taps)
     truth = [run.truth[t] for t in taps]
@@ -82,10 +102,10 @@ def measure(
 
     Returns
     -------
-    per image, [seeds·V, B]: mse, ssim, success, iterations (to success), label_right;
-    per victim, [seeds·V]: attack_iterations (until the attack stopped), status;
-    images, truth [V, B, C, H, W] of the first seed, and snapshots [S, V, B, C, H, W] where asked for;
-    grey_mse, mean_mse, grey_success, mean_success: the two trivial guesses on the same victims
+    per image, [seeds·V, B]: mse, ssim, success, iterations (to success), label_right; per victim,
+    [seeds·V]: attack_iterations (until the attack stopped), status; images, truth [V, B, C, H, W]
+    of the first seed, and snapshots [S, V, B, C, H, W] where asked for; grey_mse, mean_mse,
+    grey_success, mean_success: the two trivial guesses on the same victims
     """
     parts: dict[str, list[np.ndarray]] = {}
     first: dict[str, np.ndarray] = {}
@@ -116,7 +136,9 @@ def measure(
         if seed == point.seed:
             first = {"images": matched, "truth": view.truth}
             if snapshots:
-                first["snapshots"] = np.stack([in_order(result.snapshots[s], view.truth) for s in snapshots])
+                first["snapshots"] = np.stack(
+                    [in_order(result.snapshots[s], view.truth) for s in snapshots]
+                )
     return {name: np.concatenate(values) for name, values in parts.items()} | first
 
 
@@ -132,16 +154,32 @@ def datasets_to_record(name: str) -> tuple[str, ...]:
 
 
 def record_attacks(
-    grid: dict[str, list[Any]], key: Callable[[Any], dict[str, Any]], profile: str, chapter: str, only: str | None,
-    folder: Path, run: Callable[..., Iterator[tuple[Any, Result]]], device: torch.device,
+    grid: dict[str, list[Any]],
+    key: Callable[[Any], dict[str, Any]],
+    profile: str,
+    chapter: str,
+    only: str | None,
+    folder: Path,
+    run: Callable[..., Iterator[tuple[Any, Result]]],
+    device: torch.device,
 ) -> None:
     """Record every table of a grid whose points are attacks, or one; rows that stand already stay."""
     if only is not None and only not in grid:
-        raise InputError(f"chapter {chapter} records no table {only!r}; it records {', '.join(grid)}.")
+        raise InputError(
+            f"chapter {chapter} records no table {only!r}; it records {', '.join(grid)}."
+        )
     for table, points in grid.items():
         if only in (None, table):
             record_points(
-                table, folder, points, key, partial(run, label=f"{table} "),
+                table,
+                folder,
+                points,
+                key,
+                partial(run, label=f"{table} "),
                 lambda point, result: summary(result, point.seeds),
-                lambda point: {"seeds": point.seeds, "profile": profile, "device": device_name(device)},
-            )  # fmt: skip
+                lambda point: {
+                    "seeds": point.seeds,
+                    "profile": profile,
+                    "device": device_name(device),
+                },
+            )

@@ -14,8 +14,8 @@ Score = Callable[[int, torch.Tensor, torch.Tensor], None]
 def first_successes(truth: np.ndarray, limit: int) -> tuple[np.ndarray, Score]:
     """Return an array [V, B] of iterations until success, filled by the callback as the attack goes on.
 
-    Scoring looks at the truth, the attack does not. An image that never succeeds counts as `limit`, as in
-    the papers' tables.
+    Scoring looks at the truth, the attack does not. An image that never succeeds counts as `limit`,
+    as in the papers' tables.
     """
     reached = np.full(truth.shape[:2], limit)
 
@@ -34,15 +34,21 @@ def first_successes(truth: np.ndarray, limit: int) -> tuple[np.ndarray, Score]:
 
 def in_order(images: torch.Tensor, truth: np.ndarray) -> np.ndarray:
     """Return reconstructed batches [V, B, C, H, W], each in the order that fits its truth best."""
-    return np.stack([metrics.matched(i, t) for i, t in zip(images.cpu().numpy(), truth, strict=True)])
+    return np.stack(
+        [metrics.matched(i, t) for i, t in zip(images.cpu().numpy(), truth, strict=True)]
+    )
 
 
 def trivial_guesses(truth: np.ndarray, labels: np.ndarray, data: Dataset) -> dict[str, np.ndarray]:
     """Return the scores [V, B] of two guesses that need no gradient: a grey image, and the true class's mean."""
-    means = np.stack([
-        data.train_x[data.train_y == c].mean(0) if (data.train_y == c).any() else np.full(data.example_shape, 0.5)
-        for c in range(data.n_classes)
-    ])  # fmt: skip
+    means = np.stack(
+        [
+            data.train_x[data.train_y == c].mean(0)
+            if (data.train_y == c).any()
+            else np.full(data.example_shape, 0.5)
+            for c in range(data.n_classes)
+        ]
+    )
     guesses = {"grey": np.full_like(truth, 0.5), "mean": means[labels].astype(np.float32)}
     return {
         f"{name}_{score}": function(guess, truth)
@@ -74,5 +80,9 @@ def summary(result: dict[str, np.ndarray], seeds: int) -> dict[str, dict[str, fl
     for name, values in columns.items():
         values = np.asarray(values, dtype=float)
         per_seed = [part.mean() for part in np.split(values, seeds)]
-        table[name] = {"mean": float(values.mean()), "std": float(np.std(per_seed)), "n": values.size}
+        table[name] = {
+            "mean": float(values.mean()),
+            "std": float(np.std(per_seed)),
+            "n": values.size,
+        }
     return table

@@ -1,7 +1,8 @@
-"""A crowd: very many clients with one example each and a linear model, a whole round in a few operations.
+"""Local reports: very many clients with one example each and a linear model, a whole round in a few operations.
 
-It is `simulate` with one local iteration on one example, the same plan and the same ``per_client`` stage; a test holds
-the two together. What makes it fast: all gradients of a round are one matrix, and its clients share a generator.
+It is `simulate` with one local iteration on one example, the same plan and the same ``per_client``
+stage; a test holds the two together. What makes it fast: all gradients of a round are one matrix,
+and its clients share a generator.
 """
 
 import torch
@@ -18,7 +19,7 @@ from fl_privacy_lib.sampling import Plan
 WEIGHT = "0.weight"  # the name of the one tensor of `models.linear_margin`
 
 
-def simulate_crowd(
+def simulate_reports(
     train: Examples,
     plan: Plan,
     defense: Defense,
@@ -33,8 +34,8 @@ def simulate_crowd(
     ----------
     train : features [K, d] in float, labels [K] in {0, 1}; example i is client i's
     plan : with one local iteration and a batch of one
-    defense : what fills ``per_client``, the only stage that a crowd has; it is called once a round with all updates
-        [K_t, 1, d], and with a single generator for all of them
+    defense : what fills ``per_client``, the only stage supported here; it is called once a round
+        with all updates [K_t, 1, d], and with a single generator for all of them
     evaluation : examples to measure the accuracy on; a margin of 0 counts as class 0
     evaluate_every : rounds between two accuracies; None: only after the last round
 
@@ -50,12 +51,16 @@ def simulate_crowd(
 
     Notes
     -----
-    Source: FedSel, Algorithm 1; ``plan.local_lr`` = 1 with ``server_lr`` = η sends raw gradients up (the paper's
-    adaptation), ``local_lr`` = η with ``server_lr`` = 1 sends η times the gradient (its variant "-O").
+    Source: FedSel, Algorithm 1; ``plan.local_lr`` = 1 with ``server_lr`` = η sends raw gradients up
+    (the paper's adaptation), ``local_lr`` = η with ``server_lr`` = 1 sends η times the gradient
+    (its variant "-O").
     """
     _check(train, plan, defense)
     x, labels = train[0], train[1].to(train[0].dtype)
-    weight, state = x.new_zeros(x.shape[1]), defense.initial_state() if defense.initial_state else {}
+    weight, state = (
+        x.new_zeros(x.shape[1]),
+        defense.initial_state() if defense.initial_state else {},
+    )
     every, history = evaluate_every or plan.rounds, []
     positive(evaluate_every=every)
     for round in range(plan.rounds):
@@ -81,11 +86,20 @@ def _accuracy(weight: torch.Tensor, examples: Examples) -> float:
 def _check(train: Examples, plan: Plan, defense: Defense) -> None:
     if (plan.local_iterations, plan.batch_size) != (1, 1):
         raise InputError(
-            f"a crowd's clients hold one example: local_iterations = {plan.local_iterations} and batch_size = "
-            f"{plan.batch_size} must be 1; use simulate for longer participations."
+            f"simulate_reports needs clients with one example each: local_iterations = "
+            f"{plan.local_iterations} and batch_size = {plan.batch_size} must be 1; use simulate for "
+            "longer participations."
         )
     if plan.clients != len(train[1]):
-        raise InputError(f"the plan has {plan.clients} clients, the data {len(train[1])} examples: make them equal.")
-    filled = [stage for stage in (*STAGES, "begin_client") if stage != "per_client" and getattr(defense, stage)]
+        raise InputError(
+            f"the plan has {plan.clients} clients, the data {len(train[1])} examples: make them equal."
+        )
+    filled = [
+        stage
+        for stage in (*STAGES, "begin_client")
+        if stage != "per_client" and getattr(defense, stage)
+    ]
     if filled:
-        raise InputError(f"simulate_crowd has only per_client, but {defense.name} fills {filled[0]}: use simulate.")
+        raise InputError(
+            f"simulate_reports has only per_client, but {defense.name} fills {filled[0]}: use simulate."
+        )

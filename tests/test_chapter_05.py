@@ -155,7 +155,7 @@ def test_the_nearest_cell_is_of_the_same_arm(folder):
 def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
     held = Holding(50_000, 500, 3)
     monkeypatch.setattr(fed_cdp_rows, "holding", lambda *_: held)
-    monkeypatch.setattr(fed_cdp_rows, "readable", lambda _: held)
+    monkeypatch.setattr(fed_cdp_rows, "load_if_available", lambda _: held)
     fed_cdp_rows.spent.cache_clear()
     arms = (
         ("fed_cdp", "example", fed_cdp("batch")),
@@ -176,7 +176,7 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
         assert fed_cdp_rows.spent.cache_info().misses == computed, "one computation serves every C"
     assert fed_cdp_rows.epsilons(Training("mnist", "non_private")) == "—"
     assert fed_cdp_rows.epsilons(Training("mnist", "median_clip", "code")).endswith("/ ∞")
-    monkeypatch.setattr(fed_cdp_rows, "readable", lambda _: None)
+    monkeypatch.setattr(fed_cdp_rows, "load_if_available", lambda _: None)
     assert fed_cdp_rows.epsilons(Training("mnist", "fed_cdp", "code")) == "data not here"
     fed_cdp_rows.spent.cache_clear()
 

@@ -508,7 +508,7 @@ def test_the_larger_class_is_counted_over_all_records(monkeypatch):
     assert fedsel.larger_class("syn_l") == max((labels == c).sum().item() for c in (0, 1)) / len(
         labels
     )
-    monkeypatch.setattr(fedsel, "readable", lambda name: None)
+    monkeypatch.setattr(fedsel, "load_if_available", lambda name: None)
     fedsel.larger_class.cache_clear()
     assert fedsel.larger_class("syn_l") is None
     fedsel.larger_class.cache_clear()

@@ -230,7 +230,7 @@ def test_a_file_of_ones_own_that_changes_is_attacked_anew(points_in, tmp_path):
         np.savez(
             path, train_images=images, train_labels=labels, test_images=images, test_labels=labels
         )
-        points.loaded.cache_clear()
+        points.load_cached.cache_clear()
         point = replace(tiny(), dataset=f"npz:{path}", batch_size=3)
         ((_, result),) = run.finished_points([point], torch.device("cpu"), workers=1)
         results.append(result)

@@ -217,7 +217,7 @@ def pages(monkeypatch):
     monkeypatch.setattr(
         fed_cdp_rows, "epsilons", lambda point: "—"
     )  # takes minutes, and decides nothing
-    monkeypatch.setattr(fed_cdp_rows, "readable", lambda name: None)
+    monkeypatch.setattr(fed_cdp_rows, "load_if_available", lambda name: None)
     monkeypatch.setattr(figures, "panels", lambda *_, **__: None)
     drawn = []
     made = tables.Table.__init__

@@ -30,9 +30,9 @@ class Dataset:
         Its name in prose.
     kind : str
         ``"image"`` or ``"tabular"``.
-    train_x, validation_x, test_x : ndarray of float32 Images [N, C, H, W] or records [N, F], with
-        values in [0, 1] unless the note says otherwise; N may be 0 for the test. All records, for
-        cuts of one's own: the three, one after the other.
+    train_x, validation_x, test_x : ndarray of float32
+        Images [N, C, H, W] or records [N, F], with values in [0, 1] unless the note says otherwise;
+        N may be 0 for the test. All records, for cuts of one's own: the three, one after the other.
     train_y, validation_y, test_y : ndarray of int64, [N]
         Class of each example, 0 to n_classes - 1; a margin's sign for class y of two is 2 y - 1.
     classes : tuple of str
@@ -156,9 +156,10 @@ def verify(name: str, root: Path) -> None:
 
     Raises
     ------
-    InputError If the name is unknown, a file is missing, cannot be read, or has another checksum
-        than the published one (of CIFAR-10's Parquet files `load` compares the content); for
-        ``npz:PATH``, if it is no archive or lacks one of the four arrays.
+    InputError
+        If the name is unknown, a file is missing, cannot be read, or has another checksum than the
+        published one (of CIFAR-10's Parquet files `load` compares the content); for ``npz:PATH``,
+        if it is no archive or lacks one of the four arrays.
     """
     if _is_own(name):
         own.verify(own.path_of(name, Path(root)))
@@ -202,12 +203,14 @@ def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
 
     Parameters
     ----------
-    name : str A name in `DATASETS`, or ``npz:PATH`` for one's own images (see
-        `fl_privacy_lib.data.own`); a relative PATH is meant from the data folder.
+    name : str
+        A name in `DATASETS`, or ``npz:PATH`` for one's own images (see `fl_privacy_lib.data.own`);
+        a relative PATH is meant from the data folder.
     root : Path
         The data folder.
-    cache : Path or None Where decoded arrays are kept for the next time, uncompressed, one file for
-        each state of the source. None: decode each time.
+    cache : Path or None
+        Where decoded arrays are kept for the next time, uncompressed, one file for each state of
+        the source. None: decode each time.
 
     Returns
     -------

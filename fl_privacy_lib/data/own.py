@@ -60,7 +60,8 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
     Returns
     -------
-    dict Images as float32 [N, C, H, W] in [0, 1], labels as int64 [N], under the archive's own
+    dict
+        Images as float32 [N, C, H, W] in [0, 1], labels as int64 [N], under the archive's own
         names.
 
     Raises
@@ -102,14 +103,16 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
     ----------
     what : str
         How to name the array in an error.
-    array : ndarray uint8 in 0..255, or floating point in [0, 1]. Three axes are [N, H, W]. Of four
-        axes, the one of length 1 or 3 is the channels: the last one ([N, H, W, C]) or the second
-        one ([N, C, H, W]).
+    array : ndarray
+        uint8 in 0..255, or floating point in [0, 1]. Three axes are [N, H, W]. Of four axes, the
+        one of length 1 or 3 is the channels: the last one ([N, H, W, C]) or the second one ([N, C,
+        H, W]).
 
     Raises
     ------
-    InputError For another type or number of axes; for four axes of which neither or both could be
-        the channels; for values that are not finite or not in [0, 1].
+    InputError
+        For another type or number of axes; for four axes of which neither or both could be the
+        channels; for values that are not finite or not in [0, 1].
     """
     if array.ndim == 3:
         array = array[:, None]  # [N, 1, H, W]

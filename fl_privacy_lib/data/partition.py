@@ -20,8 +20,9 @@ class Partition:
     ----------
     name : str
         How it was made.
-    indices : tuple of ndarray of int64 For each client the positions of its examples in the
-        training set, in the client's own order.
+    indices : tuple of ndarray of int64
+        For each client the positions of its examples in the training set, in the client's own
+        order.
     examples : int
         Size of the training set.
 
@@ -118,8 +119,9 @@ def two_shards(
 
     Returns
     -------
-    Partition Most clients have two classes; one or three or four occur, since shards cross from
-        class to class and both may lie in one class.
+    Partition
+        Most clients have two classes; one or three or four occur, since shards cross from class to
+        class and both may lie in one class.
 
     Raises
     ------
@@ -189,9 +191,10 @@ def some_classes(
 
     Returns
     -------
-    Partition Clients draw independently: an example of class c is held by a random number of
-        clients, about ``clients * examples_per_client / N`` on average, and no client holds an
-        example twice.
+    Partition
+        Clients draw independently: an example of class c is held by a random number of clients,
+        about ``clients * examples_per_client / N`` on average, and no client holds an example
+        twice.
 
     Raises
     ------
@@ -273,8 +276,9 @@ def dirichlet(
     labels : ndarray of int, [N]
     clients : int
         K, at most N.
-    alpha : float Concentration, in [0.001, 1,000,000]: small values give each class to few clients,
-        large values spread it evenly.
+    alpha : float
+        Concentration, in [0.001, 1,000,000]: small values give each class to few clients, large
+        values spread it evenly.
     rng : numpy.random.Generator
 
     Returns
@@ -284,8 +288,9 @@ def dirichlet(
 
     Raises
     ------
-    InputError If clients is not a positive integer, there are fewer examples than clients, or alpha
-        is out of range.
+    InputError
+        If clients is not a positive integer, there are fewer examples than clients, or alpha is out
+        of range.
 
     Notes
     -----

@@ -24,8 +24,9 @@ class Spec:
         Its name in prose.
     kind : str
         ``"image"`` or ``"tabular"``.
-    layouts : tuple of Layout The forms in which its files may lie in the data folder, in the order
-        in which they are looked for.
+    layouts : tuple of Layout
+        The forms in which its files may lie in the data folder, in the order in which they are
+        looked for.
     build : callable
         Makes the parts from a layout's arrays.
     licence, source, note : str

@@ -20,8 +20,9 @@ class AdaClip(Stage):
 
     Parameters
     ----------
-    clip_norm : float, > 0 C_0: the moments begin at m = 0 and one spread for all coordinates, with
-        which the rule clips to C_0.
+    clip_norm : float, > 0
+        C_0: the moments begin at m = 0 and one spread for all coordinates, with which the rule
+        clips to C_0.
     scope : {'layer', 'all'}, of the clip to norm 1
     mean_decay, spread_decay : float, in [0, 1), β₁ and β₂ of the moving averages
     floor, ceiling : float, > 0, between which a coordinate's estimated variance is kept

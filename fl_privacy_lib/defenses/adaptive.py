@@ -108,9 +108,9 @@ class LargestNorm(Rule):
     ----------
     clip : Clip or None
         The fixed bound, so that S ≤ C; None: nothing is clipped and S has no limit.
-    statistic : {'max', 'mean'} 'max': S is the largest norm over the batch's examples and tensors,
-        as printed. 'mean': the mean over the examples of each one's largest tensor norm, as in the
-        released code.
+    statistic : {'max', 'mean'}
+        'max': S is the largest norm over the batch's examples and tensors, as printed. 'mean': the
+        mean over the examples of each one's largest tensor norm, as in the released code.
     floor : float, ≥ 0; no norm counts as less (0.1 in the released code)
 
     Notes
@@ -156,14 +156,15 @@ class QuantileNorm(Rule, Stage):
 
     Parameters
     ----------
-    clip : Clip Of round 0, with the bound C_0. Its scope 'layer' keeps a bound for each tensor,
-        'all' one for all together.
+    clip : Clip
+        Of round 0, with the bound C_0. Its scope 'layer' keeps a bound for each tensor, 'all' one
+        for all together.
     target : float, in [0, 1], the quantile
     rate : float, > 0; once a round the bound is multiplied by exp(−rate · (fraction below −
         target))
-    count_scale : float, ≥ 0 Standard deviation of the noise on every count. A unit moves each
-        bound's count by at most 1. The counts are a release beside the gradients: `Defense.events`
-        counts both.
+    count_scale : float, ≥ 0
+        Standard deviation of the noise on every count. A unit moves each bound's count by at most
+        1. The counts are a release beside the gradients: `Defense.events` counts both.
 
     Notes
     -----

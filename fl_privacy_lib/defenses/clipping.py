@@ -61,9 +61,9 @@ class Clip:
     ----------
     clip_norm : float, > 0
         The bound C.
-    scope : {'layer', 'all'} 'layer' clips every tensor to C on its own, as the Fed-CDP papers do; M
-        tensors together then have a norm of up to C√M. 'all' clips the whole gradient to C, as
-        DP-SGD does.
+    scope : {'layer', 'all'}
+        'layer' clips every tensor to C on its own, as the Fed-CDP papers do; M tensors together
+        then have a norm of up to C√M. 'all' clips the whole gradient to C, as DP-SGD does.
 
     Notes
     -----

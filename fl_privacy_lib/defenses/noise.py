@@ -103,8 +103,9 @@ def add_noise(
     Parameters
     ----------
     values : tensors [clients, …]
-    std : standard deviation, ≥ 0 A number for all; at 0 the values are returned as they are. Or
-        tensors by the same names, [clients] or of the values' own shape.
+    std : standard deviation, ≥ 0
+        A number for all; at 0 the values are returned as they are. Or tensors by the same names,
+        [clients] or of the values' own shape.
     generators : one for each client, in the order of the leading axis
     draw : the distribution, scaled to variance 1
     """

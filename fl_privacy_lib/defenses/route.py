@@ -195,10 +195,12 @@ class Defense:
     Parameters
     ----------
     name : str, as in the published tables where the method stands there
-    per_example : Stage or None `PerExample` is data that an engine may fuse; any other rule takes
-        whole gradients and the generic path.
-    per_batch, per_client, on_arrival, on_aggregate : Stage or None Or any ``stage(values, ctx) ->
-        values``; what is not a `Stage` runs, but has no proof and no noiseless form.
+    per_example : Stage or None
+        `PerExample` is data that an engine may fuse; any other rule takes whole gradients and the
+        generic path.
+    per_batch, per_client, on_arrival, on_aggregate : Stage or None
+        Or any ``stage(values, ctx) -> values``; what is not a `Stage` runs, but has no proof and no
+        noiseless form.
     begin_client : ``begin_client(ctx)`` or None, draws what one participation shares
     initial_state : ``initial_state() -> dict`` or None, the memory at round 0
     """

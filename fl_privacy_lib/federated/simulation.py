@@ -118,8 +118,9 @@ def simulate(
         draws. All give equal gradients up to rounding and noise of the same distribution, but not
         the same draws. A client whose `example` or `batch` tap is asked for takes the generic path
         in that round.
-    clients_per_chunk : int or None Clients stacked together; None: four on a CPU, where the cache
-        is what counts, all on a GPU. On a CPU it changes no bit of the result.
+    clients_per_chunk : int or None
+        Clients stacked together; None: four on a CPU, where the cache is what counts, all on a GPU.
+        On a CPU it changes no bit of the result.
     workers : int, processes with one thread each that share every round's participants; on a CPU
         they change no bit of the result. Under ``torchrun`` its processes are the workers: this
         function joins them (with Gloo, unless torch.distributed is initialised already) and makes
@@ -132,11 +133,11 @@ def simulate(
 
     Raises
     ------
-    InputError If the model mixes the examples of a batch, the partition has another number of
-        clients than the plan, a tap lies outside the plan, or noise per example meets Poisson
-        batches (the noise on the batch would depend on the batch's secret size); if the processes
-        of a group were not given the same run; if a checkpoint is damaged or belongs to another
-        run.
+    InputError
+        If the model mixes the examples of a batch, the partition has another number of clients than
+        the plan, a tap lies outside the plan, or noise per example meets Poisson batches (the noise
+        on the batch would depend on the batch's secret size); if the processes of a group were not
+        given the same run; if a checkpoint is damaged or belongs to another run.
     WorkerError
         If another process of the run fails.
     """

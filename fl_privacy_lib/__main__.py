@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.chapters import CHAPTERS, chapter, recorder
+from fl_privacy_lib.chapters import CHAPTERS, chapter, experiment
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
 
 
@@ -116,7 +116,9 @@ def _dispatch(options: argparse.Namespace) -> int:
 
         print(run(kind, options.profile, values))
         return 0
-    recorder(kind)(settings, options.only)
+    from fl_privacy_lib.reproduction.experiment import record
+
+    record(experiment(kind), settings, options.only)
     return 0
 
 

@@ -16,11 +16,11 @@ from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.data import load
 from fl_privacy_lib.defenses import Clip, Defense, PerExample
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction import claims
+from fl_privacy_lib.reproduction import claims, experiment
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
 from fl_privacy_lib.reproduction.experiments.cells import Cell, clients_data, scene
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.points import finished, record_points
+from fl_privacy_lib.reproduction.records import MeasuredTable
 from fl_privacy_lib.reproduction.verdict import Status
 
 FULL = AdaptiveAttacks.of_profile("full")
@@ -59,11 +59,12 @@ def made_up(cell, rate=1.0):
 
 def record(folder, table, cells, rate=1.0, key=chapter.record_key):
     """Write made-up rows of these cells in the recording's own form."""
-    record_points(
-        table, folder, cells, key, lambda missing: ((c, made_up(c, rate)) for c in missing),
-        lambda cell, result: scoring.summary(result, cell.seeds),
-        lambda cell: {"seeds": cell.seeds, "profile": "full", "device": "none"},
-    )  # fmt: skip
+    keys = [name for name in (*key(cells[0]), "metric") if name != "seeds"]
+    table = MeasuredTable(folder / f"{table}.csv", keys)
+    for cell in cells:
+        summary = scoring.summary(made_up(cell, rate), cell.seeds)
+        meta = {"seeds": cell.seeds, "profile": "full", "device": "none", "seconds": 0.0}
+        table.add(key(cell), summary, **meta)
 
 
 def rest(**wanted):
@@ -105,9 +106,8 @@ def test_public_images_are_no_attacked_clients():
 
 
 def test_the_learned_attacker_meets_the_same_victims_and_fills_the_same_columns():
-    data = digits()
-    learned = run.measure(LEARNER, data, CPU)
-    naive = run.measure(Cell("digits", "gaussian", 0.01, **SMALL, seeds=LEARNER.seeds), data, CPU)
+    learned = run.EXPERIMENT.run(LEARNER, CPU)
+    naive = run.EXPERIMENT.run(Cell("digits", "gaussian", 0.01, **SMALL, seeds=LEARNER.seeds), CPU)
     np.testing.assert_array_equal(learned["truth"], naive["truth"])
     for guess in ("grey_mse", "mean_mse"):
         np.testing.assert_array_equal(learned[guess], naive[guess])
@@ -119,7 +119,7 @@ def test_the_learned_attacker_meets_the_same_victims_and_fills_the_same_columns(
     np.testing.assert_array_equal(learned["iterations"], wanted)
 
 
-def test_types_0_and_1_are_two_names_of_one_attack():
+def test_types_0_and_1_are_two_names_of_one_attack(tmp_path, monkeypatch):
     one, zero = rest(dataset="mnist", method="adaclip", arm="naive", threat_type="type_1") + rest(
         dataset="mnist", method="adaclip", arm="naive", threat_type="type_0"
     )
@@ -127,19 +127,9 @@ def test_types_0_and_1_are_two_names_of_one_attack():
     assert one != rest(dataset="mnist", method="adaclip", arm="naive", threat_type="type_2")[0]
     assert chapter.record_key(one) != chapter.record_key(zero)
     calls = []
-
-    def compute(cell):
-        calls.append(cell)
-        return made_up(cell)
-
-    found = finished(
-        "test",
-        [one, zero],
-        compute,
-        key=lambda c: {"test": id(calls)},
-        words=lambda c, r: "",
-        workers=1,
-    )
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
+    monkeypatch.setattr(run.leakage, "measure", lambda c, *_: calls.append(c) or made_up(c))
+    found = run.EXPERIMENT.finish([one, zero], workers=1)
     assert [c.threat_type for c, _ in found] == ["type_1", "type_0"] and len(calls) == 1
 
 

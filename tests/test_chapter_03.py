@@ -14,15 +14,16 @@ import pytest
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters.counting_privacy import grid as chapter
+from fl_privacy_lib.chapters.counting_privacy import statements
 from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
-from fl_privacy_lib.chapters.counting_privacy.run import points_of, record
-from fl_privacy_lib.reproduction import claims, figures, tables
+from fl_privacy_lib.chapters.counting_privacy.run import EXPERIMENT
+from fl_privacy_lib.reproduction import claims, experiment, figures, tables
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import _text
 
 NOTEBOOK = ROOT / "notebooks" / "03_counting_privacy.ipynb"
-RECORDED = (*chapter.TABLES, chapter.STATEMENTS)
+RECORDED = (*chapter.TABLES, statements.STATEMENTS)
 # A fixed, stratified sample: of every table its first and last point and every seventh between
 # them.
 STRIDE = 7
@@ -37,7 +38,14 @@ def sources(kind):
 
 @pytest.fixture(scope="module")
 def points():
-    return {table: points_of(table) for table in RECORDED}
+    parts = EXPERIMENT.parts(CountingPrivacy.of_profile("full"), MEASURED)
+    return {
+        part.table: [
+            (row.key, {name: value["mean"] for name, value in row.values([]).items()})
+            for row in part.rows(())
+        ]
+        for part in parts
+    }
 
 
 # ---- parameters --------------------------------------------------------------------------------------------
@@ -130,16 +138,16 @@ def test_a_sample_of_the_records_is_recomputed_exactly(points, table):
 
 def test_recording_keeps_what_stands(tmp_path):
     settings = CountingPrivacy.of_profile("full")
-    record(settings, "fed_alpha_cdp/table_7", tmp_path)
+    experiment.record(EXPERIMENT, settings, "fed_alpha_cdp/table_7", tmp_path)
     path = tmp_path / "fed_alpha_cdp" / "table_7.csv"
     frame = pd.read_csv(path, dtype=str)
     frame.loc[0, "mean"] = "42"
     frame.iloc[:-2].to_csv(path, index=False)
-    record(settings, "fed_alpha_cdp/table_7", tmp_path)
+    experiment.record(EXPERIMENT, settings, "fed_alpha_cdp/table_7", tmp_path)
     again = pd.read_csv(path, dtype=str)
     assert again.loc[0, "mean"] == "42" and len(again) == len(frame)
-    with pytest.raises(InputError, match="records no table"):
-        record(settings, "fed_cdp/table_9", tmp_path)
+    with pytest.raises(InputError, match="records no"):
+        experiment.record(EXPERIMENT, settings, "fed_cdp/table_9", tmp_path)
 
 
 # ---- verdicts ----------------------------------------------------------------------------------------------
@@ -241,7 +249,7 @@ def test_the_table_of_a_page_shows_every_recorded_cell():
 
 
 def test_readings_stand_where_the_argument_puts_them():
-    found = {case.case: case.found for case in chapter.readings()}
+    found = {case.case: case.found for case in statements.readings()}
     assert found["as published"] == pytest.approx(0.8227, abs=1e-4)
     assert found["privacy loss distribution"] < found["today's conversion"] < found["as published"]
     assert found["M = 3 tensors clipped"] == pytest.approx(1.468, abs=1e-3)

@@ -11,23 +11,27 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_privacy_lib.chapters.fast_training import engines as chapter
-from fl_privacy_lib.chapters.fast_training import speed
+from fl_privacy_lib.chapters.fast_training import grid, speed
 from fl_privacy_lib.chapters.fast_training.multiplications import multiplications
 from fl_privacy_lib.chapters.fast_training.parameters import FastTraining
-from fl_privacy_lib.chapters.fast_training.run import KEYS, record
+from fl_privacy_lib.chapters.fast_training.run import EXPERIMENT
 from fl_privacy_lib.defenses import fed_cdp, non_private
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.models import training_cnn
+from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.records import MeasuredTable
 from tools import bench
 
+KEYS = list(grid.rows_of("fed_cdp/table_3", 1)[0].key)
+record = partial(experiment.record, EXPERIMENT)
 
-@pytest.mark.parametrize("dataset", chapter.FEDERATED)
+
+@pytest.mark.parametrize("dataset", grid.FEDERATED)
 @pytest.mark.parametrize("clip_norm", [4.0, 0.05, None])
 def test_the_fast_engine_gives_the_update_of_the_loop_as_written(dataset, clip_norm):
-    double = chapter.doubled(chapter.FEDERATED[dataset].scene(3, 2, seed=1))
+    double = chapter.doubled(grid.FEDERATED[dataset].scene(3, 2, seed=1))
     defense = fed_cdp(clip_norm=clip_norm, noise_scale=0.0) if clip_norm else non_private()
     exact = chapter.Written(clip_norm, noise_scale=0.0)(double)
     assert chapter.distance(chapter.fast(defense)(double), exact) < 1e-10
@@ -39,7 +43,7 @@ def test_the_fast_engine_gives_the_update_of_the_loop_as_written(dataset, clip_n
     "largest, on_batch", [(False, False), (True, False), (False, True), (True, True)]
 )
 def test_the_loop_s_noise_has_the_spread_it_says(largest, on_batch):
-    scene, sigma, bound = chapter.FEDERATED["cancer"].scene(1, 1), 2.0, 50.0
+    scene, sigma, bound = grid.FEDERATED["cancer"].scene(1, 1), 2.0, 50.0
     quiet = chapter.Written(bound, 0.0)(scene)
     loud = chapter.Written(bound, sigma, largest=largest, on_batch=on_batch)(scene)
     noise = torch.cat([(loud[n] - quiet[n]).flatten() for n in quiet])
@@ -60,7 +64,7 @@ def test_the_loop_s_noise_has_the_spread_it_says(largest, on_batch):
 
 
 def test_fed_sdp_clips_and_noises_the_update_once():
-    scene = chapter.FEDERATED["cancer"].scene(2, 2)
+    scene = grid.FEDERATED["cancer"].scene(2, 2)
     plain = chapter.Written(None)(scene)
     tight = chapter.Written(1e-3, 0.0, at_update=True)(scene)
     assert all(float(t.norm()) <= 1e-3 * (1 + 1e-4) for t in tight.values())
@@ -68,12 +72,12 @@ def test_fed_sdp_clips_and_noises_the_update_once():
     assert chapter.distance(loose, plain) < 1e-6
 
 
-@pytest.mark.parametrize("table", chapter.WRITTEN)
+@pytest.mark.parametrize("table", grid.WRITTEN)
 def test_every_compiled_cell_is_trained_by_the_compiled_engine(table):
     pytest.importorskip("numba", reason="the compiled engine")
-    assert chapter.COMPILED[table].keys() <= chapter.WRITTEN[table].keys()
-    scene = chapter.datasets_of(table)["lfw"].scene(1, 1)
-    for name, defense in chapter.COMPILED[table].items():
+    scene = grid.Timing(table, "lfw", 1).workload.scene(1, 1)
+    for name in grid.COMPILED.keys() & grid.WRITTEN[table].keys():
+        defense = grid.COMPILED[name]
         run = simulate(
             scene.model, (scene.x, scene.y), scene.partition, scene.plan, defense, engine="auto"
         )
@@ -81,11 +85,12 @@ def test_every_compiled_cell_is_trained_by_the_compiled_engine(table):
 
 
 def test_an_engine_that_joins_later_adds_its_rows_and_changes_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "points")
     pytest.importorskip("numba", reason="the engine that joins")
-    monkeypatch.setattr(chapter, "FEDERATED", {"cancer": chapter.FEDERATED["cancer"]})
+    monkeypatch.setattr(grid, "FEDERATED", {"cancer": grid.FEDERATED["cancer"]})
     settings, path = FastTraining(repetitions=1), tmp_path / "fed_cdp" / "table_3.csv"
     with monkeypatch.context() as without:
-        without.setattr(chapter, "compiled_here", lambda: False)
+        without.setattr(grid, "compiled_here", lambda: False)
         record(settings, "fed_cdp/table_3", tmp_path)
     before = path.read_text()
     assert "compiled" not in before
@@ -96,19 +101,21 @@ def test_an_engine_that_joins_later_adds_its_rows_and_changes_none(tmp_path, mon
 
 
 def test_a_recording_is_whole_resumes_and_names_what_it_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(chapter, "FEDERATED", {"cancer": chapter.FEDERATED["cancer"]})
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "points")
+    monkeypatch.setattr(grid, "FEDERATED", {"cancer": grid.FEDERATED["cancer"]})
     settings = FastTraining(repetitions=1)
     record(settings, "fed_cdp/table_3", tmp_path)
     path = tmp_path / "fed_cdp" / "table_3.csv"
     text, frame = path.read_text(), MeasuredTable(path, [*KEYS, "metric"]).frame()
+    methods = grid.WRITTEN["fed_cdp/table_3"]
     assert {(r["engine"], r["method"]) for _, r in frame.iterrows()} == {
-        *(("as_written", m) for m in chapter.WRITTEN["fed_cdp/table_3"]),
-        *(("stacked", m) for m in chapter.STACKED["fed_cdp/table_3"]),
-        *(("compiled", m) for m in chapter.COMPILED["fed_cdp/table_3"]),
+        *(("as_written", m) for m in grid.WRITTEN["fed_cdp/table_3"]),
+        *(("stacked", m) for m in grid.STACKED if m in methods),
+        *(("compiled", m) for m in grid.COMPILED if m in methods),
     }
     base = frame[(frame["method"] == "non_private") & (frame["metric"] == "ratio_to_non_private")]
     assert (base["mean"] == 1).all() and len(base) == 3
-    monkeypatch.setattr(chapter, "measure", lambda *_: pytest.fail("recorded again"))
+    monkeypatch.setattr(grid, "measure", lambda *_: pytest.fail("recorded again"))
     record(settings, "fed_cdp/table_3", tmp_path)
     assert path.read_text() == text
 
@@ -138,7 +145,7 @@ def test_the_bench_s_record_has_every_engine_and_workload():
 @pytest.fixture
 def few(monkeypatch):
     """Let the bench measure few clients of a small workload, and no memory."""
-    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": chapter.FEDERATED["cancer"]})
+    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": grid.FEDERATED["cancer"]})
     monkeypatch.setattr(bench, "peak_mib", lambda *_: 100.0)
     monkeypatch.setattr(
         bench, "engine_times", partial(bench.engine_times, participants=2, iterations=2)
@@ -229,9 +236,9 @@ def test_steps_are_read_from_the_record_in_their_order(tmp_path):
         assert len(speed.steps(workload)) >= 3, "the page's picture has its rows"
 
 
-@pytest.mark.parametrize("dataset", chapter.FEDERATED)
+@pytest.mark.parametrize("dataset", grid.FEDERATED)
 def test_a_library_s_multiplications_are_those_that_torch_counts(dataset):
-    scene = chapter.FEDERATED[dataset].scene(1, 1)
+    scene = grid.FEDERATED[dataset].scene(1, 1)
     with FlopCounterMode(display=False) as counter:
         torch.nn.functional.cross_entropy(scene.model(scene.x), scene.y).backward()
     work = multiplications(scene.model, scene.x)

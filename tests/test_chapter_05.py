@@ -18,13 +18,14 @@ from fl_privacy_lib import audit
 from fl_privacy_lib.chapters.fed_cdp import grid as fed_cdp_grid
 from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
 from fl_privacy_lib.chapters.fed_cdp import run
-from fl_privacy_lib.chapters.fed_cdp import training as training
 from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
 from fl_privacy_lib.chapters.fed_cdp.grid import PARTS
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
-from fl_privacy_lib.chapters.fed_cdp.training import Training
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
-from fl_privacy_lib.reproduction import claims, points
+from fl_privacy_lib.reproduction import claims, experiment, loading
+from fl_privacy_lib.reproduction.experiments import training as training
+from fl_privacy_lib.reproduction.experiments.setups import setup_of
+from fl_privacy_lib.reproduction.experiments.training import Training
 from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.reproduction.verdict import Status
 
@@ -63,9 +64,9 @@ def record(folder, names):
     for name in names:
         part = PARTS[name]
         for cell in (c for dataset in part.datasets for c in part.make(FULL, dataset, EveryRate())):
-            keys = {k: v for k, v in cell.key().items() if k != "seeds"}
-            for metric, values in cell.values(made_up(cell.point)).items():
-                own = {"seeds": getattr(cell.point, "seeds", 1), "seconds": 0.0}
+            keys = {k: v for k, v in cell.key.items() if k != "seeds"}
+            for metric, values in cell.values([made_up(cell.points[0])]).items():
+                own = {"seeds": cell.seeds, "seconds": 0.0}
                 rows.setdefault(part.table, []).append(keys | {"metric": metric} | values | own)
     for table, found in rows.items():
         path = folder / "fed_cdp" / f"{table}.csv"
@@ -88,7 +89,7 @@ def folder(tmp_path_factory):
 def test_a_recorded_row_is_read_back_as_the_point_it_was_made_of(folder):
     for name in ("table_2_100_5", "noise", "table_4"):
         part = PARTS[name]
-        wanted = {cell.point for d in part.datasets for cell in part.make(FULL, d, EveryRate())}
+        wanted = {cell.points[0] for d in part.datasets for cell in part.make(FULL, d, EveryRate())}
         found = {
             fed_cdp_rows.point_of(c)
             for c in claims.cells(claims.measured(f"fed_cdp/{part.table}", folder))
@@ -310,13 +311,11 @@ def sources():
 
 def test_a_split_needs_labels_alone():
     for name in ("cancer", "digits"):
-        whole, part = points.load_cached(name, train_only=False), points.labelled(name)
+        whole, part = loading.load_cached(name, train_only=False), loading.labelled(name)
         assert not len(part.train_x) and part.example_shape == whole.example_shape
         for kind in ("train", "validation", "test"):
             np.testing.assert_array_equal(getattr(part, f"{kind}_y"), getattr(whole, f"{kind}_y"))
-        one, other = (
-            training.SETUPS[name].split(d, 10, np.random.default_rng(0)) for d in (whole, part)
-        )
+        one, other = (setup_of(name).split(d, 10, np.random.default_rng(0)) for d in (whole, part))
         assert all(np.array_equal(a, b) for a, b in zip(one.indices, other.indices, strict=True))
 
 
@@ -338,11 +337,10 @@ def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, mon
     record(tmp_path, parts)
     for function in (claims.measured, claims.verdict, run.chosen_rates):
         monkeypatch.setattr(function, "__defaults__", (tmp_path,))
-    for module in (points, run):
+    for module in (experiment, run):
         monkeypatch.setattr(module, "point_cache", lambda chapter: kept)
     monkeypatch.setattr(plt, "show", lambda: None)
-    alone = run.finished_points
-    monkeypatch.setattr(run, "finished_points", lambda p, d, **k: alone(p, d, **{"workers": 1} | k))
+    monkeypatch.setattr(experiment.os, "cpu_count", lambda: 1)
     small = FedCdp.of_profile("smoke", dataset="digits", device="cpu").model_dump()
     page = types.ModuleType("page")
     for source, tags in sources():

@@ -1,5 +1,6 @@
 """Chapter 08: its arms, its cells, what is computed from them, its exact cases and its recording."""
 
+import functools
 import itertools
 import json
 import math
@@ -23,16 +24,18 @@ from fl_privacy_lib.chapters.fedsel.training import Training
 from fl_privacy_lib.defenses.perturbation import Flat, Piecewise
 from fl_privacy_lib.defenses.selection import PerturbedEncoding
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
+from fl_privacy_lib.reproduction import experiment, loading
 from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.reproduction.published import load_published
 
 FULL = FedSel.of_profile("full")
+record = functools.partial(experiment.record, run.EXPERIMENT)
 ARM = Training("cancer", repetitions=2, folds=3, batch_share=0.05)
 
 
 @pytest.fixture(scope="module")
 def grid():
-    return fedsel_grid.recorded_grid(FULL)
+    return {table: make(FULL) for table, make in fedsel_grid.TABLES.items()}
 
 
 # ---- parameters --------------------------------------------------------------------------------------------
@@ -201,16 +204,15 @@ def test_more_than_two_classes_are_refused(monkeypatch):
 
 def test_cells_have_keys_of_their_own_and_equal_columns(grid):
     for table, cells in grid.items():
-        keys = [cell.key() for cell in cells]
+        keys = [cell.key for cell in cells]
         assert len({tuple(key) for key in keys}) == 1, table
         assert len({tuple(key.values()) for key in keys}) == len(keys), table
-        assert {cell.table for cell in cells} == {table}
 
 
 def test_table_3_has_a_cell_for_every_published_one_at_every_budget(grid):
     published = load_published("fedsel/table_3")
     wanted = set(published[["dataset", "model", "method"]].itertuples(index=False, name=None))
-    found = [cell.key() for cell in grid["fedsel/table_3"]]
+    found = [cell.key for cell in grid["fedsel/table_3"]]
     for epsilon in fedsel_grid.BUDGETS:
         assert {
             (k["dataset"], k["model"], k["method"]) for k in found if k["epsilon"] == epsilon
@@ -221,21 +223,21 @@ def test_table_3_has_a_cell_for_every_published_one_at_every_budget(grid):
 def test_the_control_arms_stand_beside_the_papers(grid):
     for table in ("fedsel/table_3", "fedsel/controls"):
         for cell in grid[table]:
-            sent = [arm.send for arm in cell.arms]
+            sent = [arm.send for arm in cell.points]
             assert "flat" in sent and "flat_unscaled" in sent
-            same = [replace(a, send="ps", budget="within", tuned=False) for a in cell.arms]
+            same = [replace(a, send="ps", budget="within", tuned=False) for a in cell.points]
             assert len(set(same)) == 1, (
                 "arms of a cell differ in what they send, their budget and their step alone"
             )
-    assert all(cell.arms[0].tuned and cell.arms[1].tuned for cell in grid["fedsel/controls"])
+    assert all(cell.points[0].tuned and cell.points[1].tuned for cell in grid["fedsel/controls"])
     memory = {
-        arm.memory for cell in grid["fedsel/figure_2"] for arm in cell.arms if arm.epochs == 2
+        arm.memory for cell in grid["fedsel/figure_2"] for arm in cell.points if arm.epochs == 2
     }
     assert memory == {True, False}
     assert all(
         arm.repetitions >= 5 and arm.folds == 5
         for cell in grid["fedsel/figure_2"]
-        for arm in cell.arms
+        for arm in cell.points
     )
 
 
@@ -246,10 +248,10 @@ def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
     from fl_privacy_lib.reproduction.verdict import published_setting
 
     columns = {
-        table: {name: {_text(cell.key()[name]) for cell in cells} for name in cells[0].key()}
+        table: {name: {_text(cell.key[name]) for cell in cells} for name in cells[0].key}
         for table, cells in grid.items()
     }
-    own = [case.key() for case in statement_rows()]
+    own = [case.row().key for case in statement_rows()]
     columns["fedsel/statements"] = {name: {_text(key[name]) for key in own} for name in own[0]}
     for entry in load_claims():
         if entry["chapter"] != "08" or "test" not in entry:
@@ -420,18 +422,11 @@ def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
         replace(arm, send="flat"),
         replace(arm, send="flat_unscaled"),
     )
-    cells = [
-        fedsel_grid.Cell("fedsel/table_3", (("method", m),), arms, fedsel_grid.gain_and_loss)
-        for m in ("a", "b")
-    ]
-    from fl_privacy_lib.reproduction import points
-
-    monkeypatch.setattr(points, "point_cache", lambda chapter: tmp_path / "cache")
-    monkeypatch.setattr(
-        run.fedsel_grid, "recorded_grid", lambda settings: {"fedsel/table_3": cells}
-    )
-    monkeypatch.setattr(run, "WORKERS", 1)
-    run.record(FULL, "fedsel/table_3", tmp_path)
+    cells = [fedsel_grid.row_of(arms, fedsel_grid.gain_and_loss, method=m) for m in ("a", "b")]
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "cache")
+    monkeypatch.setitem(fedsel_grid.TABLES, "fedsel/table_3", lambda settings: cells)
+    monkeypatch.setattr(experiment.os, "cpu_count", lambda: 1)
+    record(FULL, "fedsel/table_3", tmp_path)
     path = tmp_path / "fedsel" / "table_3.csv"
     frame = pd.read_csv(path, dtype=str)
     assert (
@@ -441,18 +436,20 @@ def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
         len(frame) == 2 * 7 and set(frame["method"]) == {"a", "b"} and set(frame["n"]) <= {"1", "2"}
     )
     frame[frame["method"] == "a"].assign(mean="42").to_csv(path, index=False)
-    run.record(FULL, "fedsel/table_3", tmp_path)
+    record(FULL, "fedsel/table_3", tmp_path)
     again = pd.read_csv(path, dtype=str)
     assert len(again) == 14 and set(again.loc[again["method"] == "a", "mean"]) == {"42"}
-    with pytest.raises(InputError, match="records no table"):
-        run.record(FULL, "fedsel/table_4", tmp_path)
+    with pytest.raises(InputError, match="records no"):
+        record(FULL, "fedsel/table_4", tmp_path)
 
 
 def test_a_missing_data_set_is_named_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "available", lambda name, root: name != "kdd99")
-    monkeypatch.setattr(run, "record_points", lambda *a: pytest.fail("trained"))
-    with pytest.raises(InputError, match=r"not in .*: kdd99"):
-        run.record(FULL, "fedsel/table_3", tmp_path)
+    monkeypatch.setattr(loading, "available", lambda name, root: False)
+    monkeypatch.setattr(type(run.EXPERIMENT), "run", lambda *a: pytest.fail("trained"))
+    with pytest.raises(InputError, match=r"nothing was recorded: .*FL_PRIVACY_DATA"):
+        record(FULL, "fedsel/table_3", tmp_path)
+    part = next(p for p in run.EXPERIMENT.parts(FULL, tmp_path) if p.table == "fedsel/table_3")
+    assert {row.points[0].dataset for row in part.rows(("bank",))} == {"bank"}
 
 
 # ---- the chapter's exercises -------------------------------------------------------------------------------

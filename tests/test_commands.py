@@ -17,7 +17,7 @@ from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.chapters.threat_types import run
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
-from fl_privacy_lib.reproduction import execution, paths, points
+from fl_privacy_lib.reproduction import execution, experiment, loading, paths
 from fl_privacy_lib.reproduction.paths import ROOT
 
 
@@ -203,7 +203,7 @@ def tiny(**changes):
 
 @pytest.fixture
 def points_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(points, "point_cache", lambda chapter: tmp_path / "points")
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "points")
     return tmp_path / "points"
 
 
@@ -212,10 +212,10 @@ def test_finished_points_are_not_computed_again(points_in, monkeypatch):
 
     device = torch.device("cpu")
     cells = [tiny(), replace(tiny(), method="fed_sdp_client"), tiny(seed=1)]
-    first = dict(run.finished_points(cells, device, workers=1))
+    first = dict(run.EXPERIMENT.finish(cells, device, workers=1))
     assert len(list(points_in.iterdir())) == 2  # two cells share their observation
-    monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("computed again"))
-    again = dict(run.finished_points(cells, device, workers=1))
+    monkeypatch.setattr(run.leakage, "measure", lambda *_: pytest.fail("computed again"))
+    again = dict(run.EXPERIMENT.finish(cells, device, workers=1))
     assert all((again[p]["mse"] == first[p]["mse"]).all() for p in cells)
 
 
@@ -230,9 +230,9 @@ def test_a_file_of_ones_own_that_changes_is_attacked_anew(points_in, tmp_path):
         np.savez(
             path, train_images=images, train_labels=labels, test_images=images, test_labels=labels
         )
-        points.load_cached.cache_clear()
+        loading.load_cached.cache_clear()
         point = replace(tiny(), dataset=f"npz:{path}", batch_size=3)
-        ((_, result),) = run.finished_points([point], torch.device("cpu"), workers=1)
+        ((_, result),) = run.EXPERIMENT.finish([point], torch.device("cpu"), workers=1)
         results.append(result)
     assert (results[0]["truth"] != results[1]["truth"]).any()
 
@@ -261,7 +261,7 @@ def test_a_port_in_use_gets_one_sentence(monkeypatch, tmp_path):
 
 def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_in, monkeypatch):
     settings = ThreatTypes(dataset="digits", victims=1, batch_victims=1, max_iterations=1)
-    ran, real = [], run.measure
+    ran, real = [], run.leakage.measure
 
     def interrupted(point, *rest):
         ran.append(point)
@@ -269,17 +269,17 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
             raise KeyboardInterrupt
         return real(point, *rest)
 
-    monkeypatch.setattr(run, "measure", interrupted)
-    monkeypatch.setattr(points.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(run.leakage, "measure", interrupted)
+    monkeypatch.setattr(experiment.os, "cpu_count", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
-        run.record(settings, "fed_cdp/table_7", tmp_path)
+        experiment.record(run.EXPERIMENT, settings, "fed_cdp/table_7", tmp_path)
     path = tmp_path / "fed_cdp" / "table_7.csv"
     kept = path.read_text()
     assert len(ran) == 3 and kept.count("attack_success_rate") >= 2
     monkeypatch.setattr(
-        run, "measure", lambda point, *rest: ran.append(point) or real(point, *rest)
+        run.leakage, "measure", lambda point, *rest: ran.append(point) or real(point, *rest)
     )
-    run.record(settings, "fed_cdp/table_7", tmp_path)
+    experiment.record(run.EXPERIMENT, settings, "fed_cdp/table_7", tmp_path)
     assert path.read_text().startswith(kept)
     grid = threat_types.recorded_grid(settings, ("digits",))["fed_cdp/table_7"]
     assert len(ran) == 3 + len({point.view for point in grid}) - 2
@@ -287,12 +287,13 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
 
 def test_a_killed_recording_leaves_a_whole_record(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from fl_privacy_lib.reproduction import points;"
+        "import sys; from pathlib import Path; from fl_privacy_lib.reproduction import experiment;"
         "from fl_privacy_lib.chapters.threat_types import run;"
         "from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes;"
-        "points.point_cache = lambda c: Path(sys.argv[1]) / 'points'; points.os.cpu_count = lambda: 1;"
+        "experiment.point_cache = lambda c: Path(sys.argv[1]) / 'points';"
+        "experiment.os.cpu_count = lambda: 1;"
         "s = ThreatTypes(dataset='digits', victims=1, batch_victims=1, max_iterations=1);"
-        "run.record(s, 'fed_cdp/table_7', Path(sys.argv[1]))"
+        "experiment.record(run.EXPERIMENT, s, 'fed_cdp/table_7', Path(sys.argv[1]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL, cwd=ROOT

@@ -1,5 +1,6 @@
 """Fed-CDP's cells: readings of the noise, the rule of divergence, the utility bound, the grid and its recording."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -12,19 +13,22 @@ from fed_cdp_scenes import EveryRate
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters.fed_cdp import grid as fed_cdp_grid
 from fl_privacy_lib.chapters.fed_cdp import run
-from fl_privacy_lib.chapters.fed_cdp import training as fed_cdp
 from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
-from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PAPER, PARTS, RATES, Cell
+from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PAPER, PARTS, RATES
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
-from fl_privacy_lib.chapters.fed_cdp.training import NormWatch, NotFinite, Training
 from fl_privacy_lib.federated import example_gradients
 from fl_privacy_lib.federated.stacked_participation import local_noise
 from fl_privacy_lib.models import init_glorot, mlp, parameters_of
+from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.claims import check, load_claims, measured
+from fl_privacy_lib.reproduction.experiment import Row
+from fl_privacy_lib.reproduction.experiments import training as fed_cdp
+from fl_privacy_lib.reproduction.experiments.training import NormWatch, NotFinite, Training
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.verdict import published_setting
 
 CPU = torch.device("cpu")
+record = functools.partial(experiment.record, run.EXPERIMENT)
 FULL = FedCdp.of_profile("full")
 SMALL = Training(
     "digits", "fed_cdp", "code", clients=10, participants=2, rounds=3, local_iterations=2
@@ -84,16 +88,15 @@ def test_as_coded_is_the_released_codes_noise_and_rate():
 
 def stopped_at(round, monkeypatch):
     """Let every training be interrupted after one round; return the list of rounds that are then looked at."""
-    rounds, look = [], fed_cdp.end_if_not_finite
+    rounds, look = [], fed_cdp._after_round
 
-    def watch(checkpoint, report=None):
-        if report is not None:
-            rounds.append(report.round)
-            if report.round == round:
-                raise KeyboardInterrupt
-        look(checkpoint, report)
+    def watch(checkpoint, started, report):
+        rounds.append(report.round)
+        look(checkpoint, started, report)
+        if report.round == round:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(fed_cdp, "end_if_not_finite", watch)
+    monkeypatch.setattr(fed_cdp, "_after_round", watch)
     return rounds
 
 
@@ -105,8 +108,11 @@ def test_a_training_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
         fed_cdp.measure(SMALL, CPU, tmp_path)
     monkeypatch.undo()
     rounds = stopped_at(None, monkeypatch)
+    (clock,) = tmp_path.glob("*.seconds")
+    clock.write_text("1000")  # of the interrupted run: they count
     again = fed_cdp.measure(SMALL, CPU, tmp_path)
-    assert rounds == [2]
+    assert rounds == [2] and 1000 < again.pop("seconds") < 1000 + 600
+    whole.pop("seconds")
     for name, values in whole.items():
         np.testing.assert_array_equal(again[name], values)
 
@@ -127,7 +133,9 @@ def test_a_training_that_has_ended_early_does_not_go_on_when_a_later_seed_is_int
 def test_a_training_says_which_engine_it_took_and_scores_with_it(tmp_path):
     pytest.importorskip("numba", reason="the fastest engine")
     result = fed_cdp.measure(SMALL, CPU, tmp_path)
-    assert list(result["engine"]) == ["compiled"] and "compiled engine" in run._words(SMALL, result)
+    assert list(result["engine"]) == ["compiled"] and "compiled engine" in run.EXPERIMENT.words(
+        SMALL, result
+    )
     start = fed_cdp.scene(SMALL, 0, CPU)
     weights = parameters_of(start.model)
     fast, slow = (
@@ -292,7 +300,7 @@ def test_within_the_bound_a_linear_model_keeps_its_classes():
 
 
 def test_the_statements_values():
-    found = {statement.claim: statement.metrics for statement in fed_cdp_utility.statements()}
+    found = fed_cdp_utility.statements()
     assert found["fedsgd_is_fedaveraging"]["difference"] < 1e-6
     assert (
         found["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2
@@ -326,7 +334,7 @@ def test_signal_and_noise_of_a_round(tmp_path):
     np.testing.assert_allclose(
         doubled["signal"], 2 * found["signal"], rtol=0.02
     )  # both grow with η alone
-    values = fed_cdp_grid.utility_values(found)
+    values = fed_cdp_utility.utility_values(found)
     assert values["noise"]["mean"] == pytest.approx(math.sqrt((found["noise"] ** 2).sum()))
     assert values["signal_to_noise"]["mean"] == pytest.approx(
         values["signal"]["mean"] / values["noise"]["mean"]
@@ -350,9 +358,9 @@ def test_every_part_has_cells_with_keys_of_their_own(name):
     part = PARTS[name]
     for dataset in part.datasets:
         cells = part.make(FULL, dataset, EveryRate())
-        keys = [tuple(cell.key().items()) for cell in cells]
+        keys = [tuple(cell.key.items()) for cell in cells]
         assert keys and len(set(keys)) == len(keys)
-        assert len({tuple(cell.key()) for cell in cells}) == 1
+        assert len({tuple(cell.key) for cell in cells}) == 1
 
 
 def test_parts_of_one_table_have_the_same_columns():
@@ -360,7 +368,7 @@ def test_parts_of_one_table_have_the_same_columns():
     for part in PARTS.values():
         for dataset in part.datasets:
             columns.setdefault(part.table, set()).add(
-                tuple(part.make(FULL, dataset, EveryRate())[0].key())
+                tuple(part.make(FULL, dataset, EveryRate())[0].key)
             )
     assert all(len(found) == 1 for found in columns.values())
 
@@ -372,8 +380,7 @@ def test_every_published_accuracy_has_its_cells(table):
     parts = [part for part in PARTS.values() if part.table == table]
     cells = {
         tuple(
-            f"{cell.key()[k]:g}" if isinstance(cell.key()[k], float) else str(cell.key()[k])
-            for k in keys
+            f"{cell.key[k]:g}" if isinstance(cell.key[k], float) else str(cell.key[k]) for k in keys
         )
         for part in parts
         for d in part.datasets
@@ -384,14 +391,12 @@ def test_every_published_accuracy_has_its_cells(table):
 
 def test_every_arm_gets_the_same_effort():
     cells = PARTS["learning_rates"].make(FULL, "mnist", {})
-    tried = pd.DataFrame([cell.key() for cell in cells]).groupby(
+    tried = pd.DataFrame([cell.key for cell in cells]).groupby(
         ["method", "setting", "noise_scale", "local_iterations"]
     )
     assert all(tuple(sorted(rates)) == RATES for rates in tried["local_lr"].apply(list))
     assert {(m, s) for m, s, *_ in tried.groups} == set(ARMS)
-    efforts = {
-        (c.point.participants, c.point.rounds, c.point.held_out, c.point.seeds) for c in cells
-    }
+    efforts = {(p.participants, p.rounds, p.held_out, p.seeds) for c in cells for p in c.points}
     assert efforts == {(5, 10, True, 1)}
 
 
@@ -401,10 +406,10 @@ def test_every_rate_is_tried_where_the_tables_stand():
     }
     assert {dataset for _, dataset in wanted} == set(PAPER)
     for end, dataset in wanted:
-        cells = {cell.point for cell in PARTS[f"every_rate{end}"].make(FULL, dataset, {})}
+        cells = {cell.points[0] for cell in PARTS[f"every_rate{end}"].make(FULL, dataset, {})}
         for name in (f"table_1{end}", f"table_4{end}", f"table_5{end}"):
             assert dataset in PARTS[name].datasets
-            shared = [cell.point for cell in PARTS[name].make(FULL, dataset, EveryRate())]
+            shared = [cell.points[0] for cell in PARTS[name].make(FULL, dataset, EveryRate())]
             shared = [point for point in shared if point.clip_norm == 4 and point.noise_scale == 6]
             assert shared and all(
                 replace(point, local_lr=rate) in cells for point in shared for rate in RATES
@@ -466,20 +471,15 @@ def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeyp
     smoke = FedCdp.of_profile("smoke", dataset="cancer", device="cpu")
     monkeypatch.setattr(fed_cdp_grid, "ARMS", ARMS[:1])
     monkeypatch.setattr(run, "point_cache", lambda chapter: tmp_path / "points")
-    monkeypatch.setattr(
-        "fl_privacy_lib.reproduction.points.point_cache", lambda chapter: tmp_path / "points"
-    )
-    alone = run.finished_points
-    monkeypatch.setattr(
-        run, "finished_points", lambda p, d, label="": alone(p, d, label, workers=1)
-    )
-    run.record(smoke, "learning_rates", tmp_path)
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "points")
+    monkeypatch.setattr(experiment.os, "cpu_count", lambda: 1)
+    record(smoke, "learning_rates", tmp_path)
     frame = measured("fed_cdp/learning_rates", tmp_path)
     assert set(frame["local_lr"].astype(float)) == set(RATES) and set(frame["profile"]) == {"smoke"}
     assert list(run.chosen_rates(tmp_path)) == [
         ("cancer", "non_private", "not_applicable", "6", "2")
     ]
-    run.record(smoke, "fed_cdp/table_1", tmp_path)
+    record(smoke, "fed_cdp/table_1", tmp_path)
     row = measured("fed_cdp/table_1", tmp_path).query("metric == 'accuracy'").iloc[0]
     assert (row["clients"], row["participants"], row["rounds"], row["seeds"]) == (
         "1000",
@@ -488,23 +488,24 @@ def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeyp
         "1",
     )
     before = (tmp_path / "fed_cdp" / "table_1.csv").read_text()
-    run.record(smoke, "table_1", tmp_path)
+    record(smoke, "table_1", tmp_path)
     assert (tmp_path / "fed_cdp" / "table_1.csv").read_text() == before
     with pytest.raises(InputError, match="not chosen yet"):
-        run.record(smoke, "table_4", tmp_path)
+        record(smoke, "table_4", tmp_path)
 
 
 def test_an_unknown_part_is_refused():
     with pytest.raises(
-        InputError, match="records no part 'table_9'; it records learning_rates, table_2_100_5"
+        InputError,
+        match="records no 'table_9'; it records fed_cdp/statements, learning_rates, table_2",
     ):
-        run.record(FULL, "table_9")
-    with pytest.raises(InputError, match="dataset = digits of noise is not in"):
-        run.record(FedCdp.of_profile("full", dataset="digits"), "noise")
+        record(FULL, "table_9")
+    with pytest.raises(InputError, match=r"learning rate of digits.* is not chosen yet"):
+        record(FedCdp.of_profile("full", dataset="digits"), "noise")
 
 
 def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():
-    cells: dict[str, list[Cell]] = {}
+    cells: dict[str, list[Row]] = {}
     for part in PARTS.values():
         cells.setdefault(f"fed_cdp/{part.table}", []).extend(
             c for d in part.datasets for c in part.make(FULL, d, EveryRate())
@@ -518,7 +519,7 @@ def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():
             continue
         rows = pd.DataFrame(
             [
-                {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in c.key().items()}
+                {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in c.key.items()}
                 for c in cells[entry["table"]]
             ]
         )

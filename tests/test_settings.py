@@ -1,6 +1,5 @@
 """Parameters: what is right passes, what is wrong gets one sentence, and the notebooks agree with their classes."""
 
-import inspect
 import subprocess
 import sys
 
@@ -9,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.chapters import CHAPTERS, chapter, recorder
+from fl_privacy_lib.chapters import CHAPTERS, chapter, experiment
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
 from fl_privacy_lib.reproduction.book import parameter_rows
-from fl_privacy_lib.reproduction.paths import ROOT
+from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
 
 
@@ -91,11 +90,9 @@ def test_chapters_are_found_by_number_and_name():
 
 def test_every_chapter_can_be_recorded():
     for kind in CHAPTERS.values():
-        assert list(inspect.signature(recorder(kind)).parameters) == [
-            "settings",
-            "only",
-            "folder",
-        ], kind
+        parts = experiment(kind).parts(kind.of_profile("full"), MEASURED)
+        assert experiment(kind).chapter == kind.notebook[:2]
+        assert parts and all((MEASURED / f"{part.table}.csv").exists() for part in parts), kind
 
 
 def test_assignments():

@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
-from fl_privacy_lib.chapters.threat_types.run import measure
+from fl_privacy_lib.chapters.threat_types.run import EXPERIMENT
 from fl_privacy_lib.data import load
 from fl_privacy_lib.reproduction.claims import measured, select
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
@@ -30,7 +30,7 @@ def base(threat, method, **changes):
 
 
 @pytest.mark.parametrize("threat", threat_types.THREATS)
-@pytest.mark.parametrize("method", threat_types.METHODS)
+@pytest.mark.parametrize("method", threat_types.RECORDED)
 def test_a_point_and_its_view_observe_the_same_bits(digits, threat, method):
     point = base(threat, method)
     one, other = (leakage.scene(p, digits, 0, CPU) for p in (point, point.view))
@@ -98,7 +98,7 @@ def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
     settings = ThreatTypes.of_profile("quick")
     point = threat_types.grid(settings, "mnist", clients_of(data))[0]
     assert (point.threat_type, point.method, point.victims) == ("type_2", "non_private", 16)
-    assert measure(replace(point, victims=32), data, CPU)["success"].mean() >= 0.9
+    assert EXPERIMENT.run(replace(point, victims=32), CPU)["success"].mean() >= 0.9
 
 
 @pytest.mark.parametrize("threat", ["type_2", "type_0_1"])
@@ -124,7 +124,7 @@ def test_recorded_rows_come_out_again(data_root, threat):
             max_iterations=20,
             seed=7,
         )
-        result = measure(point, load(row["dataset"], data_root, decoded_cache()), CPU)
+        result = EXPERIMENT.run(point, CPU)
         # a rate of 0 or 1 has no spread of its own; two per cent stand in for it
         spread = np.sqrt(max(row["mean"] * (1 - row["mean"]), 0.02) / result["success"].size)
         assert abs(float(result["success"].mean()) - row["mean"]) <= 3 * spread

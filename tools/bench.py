@@ -26,20 +26,18 @@ from torch.nn.functional import cross_entropy
 
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, integer_rdp
 from fl_privacy_lib.chapters.fast_training.engines import (
-    CENTRALISED,
     CLIP_NORM,
-    FEDERATED,
     NOISE_SCALE,
     Engine,
     Scene,
     Written,
-    compiled_here,
     fast,
     interleaved,
     local_training,
     noise_alone,
     ratio,
 )
+from fl_privacy_lib.chapters.fast_training.grid import CENTRALISED, FEDERATED, compiled_here
 from fl_privacy_lib.chapters.fast_training.multiplications import multiplications
 from fl_privacy_lib.chapters.fast_training.speed import Record, Times
 from fl_privacy_lib.defenses import fed_cdp, non_private

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fl_privacy_lib.chapters.fed_cdp.training import Training, train
 from fl_privacy_lib.reproduction.claims import measured, select
 from fl_privacy_lib.reproduction.devices import device_name
+from fl_privacy_lib.reproduction.experiments.training import Training, train
 from fl_privacy_lib.reproduction.paths import MEASURED
 
 ARMS = (

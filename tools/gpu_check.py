@@ -14,9 +14,10 @@ import pandas as pd
 import torch
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.chapters import CHAPTERS, recorder
+from fl_privacy_lib.chapters import CHAPTERS, experiment
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
+from fl_privacy_lib.reproduction.experiment import record
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.records import write_table
@@ -38,7 +39,7 @@ def points(out: Path) -> None:
     """Record every chapter's smallest grid on the device."""
     for number, kind in CHAPTERS.items():
         report_progress(f"chapter {number} at smoke")
-        recorder(kind)(kind.of_profile("smoke", device="cuda"), None, out / "measured")
+        record(experiment(kind), kind.of_profile("smoke", device="cuda"), None, out / "measured")
 
 
 def bench(out: Path) -> None:

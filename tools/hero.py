@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_privacy_lib.chapters.threat_types.grid import Point
-from fl_privacy_lib.chapters.threat_types.run import measure
+from fl_privacy_lib.chapters.threat_types.run import EXPERIMENT
 from fl_privacy_lib.data import first_available, load
 from fl_privacy_lib.reproduction import figures
 from fl_privacy_lib.reproduction.devices import pick_device
@@ -22,7 +22,7 @@ def draw_hero(path: Path = ROOT / "book" / "images" / "hero.png", seed: int = 0)
     for method in ("non_private", "fed_cdp_example"):
         point = Point(name, "type_2", method, "naive", 8, 1, max_iterations=20, seed=seed,
                       clients=clients_of(data))  # fmt: skip
-        result = measure(point, data, pick_device("cpu"))
+        result = EXPERIMENT.run(point, pick_device("cpu"))
         rows += [list(result["truth"][:, 0])] if not rows else []
         rows.append(list(result["images"][:, 0]))
     names = [

@@ -1,16 +1,19 @@
 """The book's chapters, one folder each, found by number or name. Nothing heavy is imported here.
 
-A folder holds `parameters` (its settings class), `run` (``record(settings, only)``) and what else
-only this chapter needs: `grid`, the recorded points, and `reading`, what is read off the records.
+A folder holds `parameters` (its settings class), `run` (its ``EXPERIMENT``) and what else only
+this chapter needs: `grid`, the recorded points, and `reading`, what is read off the records.
 No chapter imports another.
 """
 
 import pkgutil
-from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from fl_privacy_lib._checks import InputError, nearest
 from fl_privacy_lib.reproduction.settings import Settings
+
+if TYPE_CHECKING:  # torch is heavy
+    from fl_privacy_lib.reproduction.experiment import Experiment
 
 
 def _settings_of(folder: str) -> type[Settings]:
@@ -46,11 +49,8 @@ def chapter(name: str) -> type[Settings]:
     )
 
 
-def recorder(kind: type[Settings]) -> Callable[..., None]:
-    """Return a chapter's recording, ``record(settings, only='paper/table' or None, folder)``.
-
-    A point that stands in the record is not run again, so that an interrupted recording goes on
-    where it stopped and loses at most the point under way.
-    """
-    run: Callable[..., None] = import_module(kind.__module__.replace(".parameters", ".run")).record
-    return run
+def experiment(kind: type[Settings]) -> "Experiment":
+    """Return what a chapter measures; `experiment.record` records it."""
+    run = import_module(kind.__module__.replace(".parameters", ".run"))
+    found: Experiment = run.EXPERIMENT
+    return found

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from fl_privacy_lib.metrics import wilson_interval
+from fl_privacy_lib.reproduction.names import NAMES
 
 INK, QUIET, ACCENT, WARN = "#1f2933", "#7b8794", "#0b6e99", "#b54708"
 SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line differ together: readable in grey
@@ -40,77 +41,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }
-
-NAMES = {
-    "non_private": "no defence",
-    "fed_sdp_client": "Fed-SDP at client",
-    "fed_sdp_server": "Fed-SDP at server",
-    "fed_cdp_example": "Fed-CDP per example",
-    "fed_cdp_batch": "Fed-CDP per batch",
-    "fed_cdp_decay_example": "Fed-CDP(decay) per example",
-    "fed_cdp_decay_batch": "Fed-CDP(decay) per batch",
-    "dssgd": "DSSGD",
-    "gaussian": "normal noise",
-    "clipped_gaussian": "clipped, normal noise",
-    "naive": "naive",
-    "clip_aware": "clip-aware",
-    "prior": "naive, with a prior",
-    "batch_prior": "with a prior",
-    "type_2": "type 2",
-    "type_1": "type 1",
-    "type_0": "type 0",
-    "type_0_1": "types 0, 1",
-    "type_0_curious": "type 0 before noise",
-    "fed_cdp": "Fed-CDP",
-    "fedsel": "FedSel",
-    "dynamic_parameters": "Dynamic parameters",
-    "fed_alpha_cdp": "Fed-αCDP",
-    "compensation": "Compensation",
-    "mnist": "MNIST",
-    "lfw": "LFW",
-    "cifar10": "CIFAR-10",
-    "cancer": "Cancer",
-    "adult": "Adult",
-    "fashion_mnist": "Fashion-MNIST",
-    "purchase10": "Purchase-10",
-    "purchase50": "Purchase-50",
-    "fed_sdp": "Fed-SDP",
-    "fed_cdp_decay": "Fed-CDP, decaying C",
-    "fed_alpha_cdp_sigma": "Fed-αCDP, σ",
-    "purchase": "Purchase",
-    "fed_alpha_cdp_sigma_linear": "Fed-αCDP, linear σ",
-    "fed_alpha_cdp_sigma_staircase": "Fed-αCDP, staircase σ",
-    "fed_alpha_cdp_sigma_exponential": "Fed-αCDP, exponential σ",
-    "fed_alpha_cdp_sigma_cyclic": "Fed-αCDP, cyclic σ",
-    "dp_baseline": "DP baseline",
-    "dp_dyns_cdecay": "DP-dynS, decaying C",
-    "dp_dyns_l2max": "DP-dynS, ℓ2-max",
-    "dp_dyns": "DP-dynS",
-    "dp_dynsigma": "DP-dynσ",
-    "dp_dyns_cdecay_sigma": "DP-dyn, decaying C, σ",
-    "dp_dyns_l2max_sigma": "DP-dyn, ℓ2-max, σ",
-    "dp_dyns_sigma": "DP-dyn, S, σ",
-    "not_applicable": "—",
-    "moments_accountant": "moments",
-    "digits": "Digits",
-    "adult_123": "Adult, 123 columns",
-    "bank": "BANK",
-    "kdd99": "KDD99",
-    "syn_l": "syn-L",
-    "syn_h": "syn-H",
-    "logistic_regression": "logistic regression",
-    "svm": "SVM",
-    "np": "not private (NP)",
-    "np_rs": "NP-RS",
-    "np_k": "NP-K",
-    "pm": "PM, flat",
-    "pm_unscaled": "PM, flat, without its factor",
-    "pm_rp": "PM, compressed",
-}
-NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
-NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{more}" for name in ("exp", "pe", "ps")
-          for end, more in (("", ""), ("_rule", ", by the rule"))}  # fmt: skip
-"""Code name → the name a reader sees; anything else is shown as it is."""
 
 
 def named(code: str) -> str:

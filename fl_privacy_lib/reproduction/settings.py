@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fl_privacy_lib._checks import InputError, nearest, one_of
 
 PROFILES = ("smoke", "quick", "full")
+Device = Literal["auto", "cpu", "cuda"]
 
 
 class Settings(BaseModel):
@@ -83,9 +84,6 @@ class Settings(BaseModel):
         if str(value).endswith(","):
             reason += "; parameters are separated by spaces, without commas"
         return f"{name} = {value!r} is not allowed: {reason}."
-
-
-Device = Literal["auto", "cpu", "cuda"]
 
 
 def parse_assignments(words: list[str]) -> dict[str, str]:

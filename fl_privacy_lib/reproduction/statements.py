@@ -4,6 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fl_privacy_lib.accounting.conventions import DELTA
+from fl_privacy_lib.reproduction.experiment import Row
+
+
+def computed(key: dict[str, Any], metrics: dict[str, float]) -> Row:
+    """Return a recorded row of values that are not random: standard deviation 0, n = 1."""
+    values = {name: {"mean": value, "std": 0.0, "n": 1} for name, value in metrics.items()}
+    return Row(key, (), lambda _: values)
 
 
 @dataclass(frozen=True)
@@ -25,32 +32,32 @@ class Case:
     delta: float = DELTA
     setting: dict[str, Any] = field(default_factory=dict)
 
-    def key(self) -> dict[str, Any]:
-        """Return the record's key columns."""
+    def row(self) -> Row:
+        """Return the recorded row: both numbers, and by how much one exceeds the other."""
         words = " ".join(f"{name}={value}" for name, value in self.setting.items())
-        return {
-            "claim": self.claim,
-            "case": self.case,
-            "quantity": self.quantity,
-            "privacy_unit": self.privacy_unit,
-            "relation": self.relation,
-            "sampling": self.sampling,
-            "accountant": self.accountant,
-            "delta": self.delta,
+        names = (
+            "claim",
+            "case",
+            "quantity",
+            "privacy_unit",
+            "relation",
+            "sampling",
+            "accountant",
+            "delta",
+        )
+        key = {name: getattr(self, name) for name in names} | {
             "local_iterations": self.setting.get("local_iterations", "not_applicable"),
             "setting": words or "not_applicable",
         }
-
-    @property
-    def excess(self) -> float:
-        """By how much what is found exceeds what is claimed."""
-        return self.found - self.claimed
-
-    def metrics(self) -> dict[str, float]:
-        """Return what is recorded: both numbers, and by how much one exceeds the other."""
-        return {
+        metrics = {
             "claimed": self.claimed,
             "found": self.found,
             "margin": -self.excess,
             "excess": self.excess,
         }
+        return computed(key, metrics)
+
+    @property
+    def excess(self) -> float:
+        """By how much what is found exceeds what is claimed."""
+        return self.found - self.claimed

@@ -10,7 +10,7 @@ from typing import Any
 from fl_privacy_lib.attacks.learned import LearnedAttack
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
 from fl_privacy_lib.reproduction.experiments.cells import Cell
-from fl_privacy_lib.reproduction.experiments.setups import SETUPS
+from fl_privacy_lib.reproduction.experiments.setups import setup_of
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _table_3_rest(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cel
             noise_scale=scale,
             tap=tap,
             threat_type=threat,
-            batch_size=SETUPS[d].batch_size,
+            batch_size=setup_of(d).batch_size,
             **shared,
         )
         for d in datasets
@@ -188,7 +188,7 @@ def _batches(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
         **shared,
     }
     batches = [
-        ThreatCell(d, "non_private", batch_size=SETUPS[d].batch_size, **update)
+        ThreatCell(d, "non_private", batch_size=setup_of(d).batch_size, **update)
         for d in datasets
         if d in ("lfw", "mnist")
     ]

@@ -22,14 +22,6 @@ FROM_TABLE_VII = {
     "fed_sdp_server": "fed_sdp",
 }
 """Defence → Table 3's method, where Fed-CDP's Table VII has the same cell."""
-READERS = {
-    "fed_sdp_server": "Fed-SDP at server",
-    "fed_sdp_client": "Fed-SDP at client",
-    "quantile_clip": "quantile clipping",
-    "adaclip": "AdaClip",
-    "fed_alpha_cdp_example": "Fed-αCDP[σ], noise on examples",
-    "fed_alpha_cdp_batch": "Fed-αCDP[σ], noise on the batch",
-}
 DYNAMIC_MSE = 0.7  # below which the paper on dynamic parameters counts a success
 
 
@@ -105,9 +97,7 @@ def table_3(folder: Path = MEASURED) -> Table:
 
     columns = {
         "data, type": lambda row: f"{named(row['dataset'])}, {named(row['threat_type'])}",
-        "method": lambda row: READERS.get(
-            row["defense"], named(row["defense" if row.cell else "method"])
-        ),
+        "method": lambda row: named(row["defense" if row.cell else "method"]),
         **RESILIENCE,
         "recovered, clip-aware": aware,
         "grey; class mean": lambda row: (

@@ -1,7 +1,7 @@
 """Attacking and recording the cells of chapter 02, the learned attacker's among them."""
 
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,38 +18,45 @@ from fl_privacy_lib.chapters.adaptive_attacks.grid import (
 )
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
 from fl_privacy_lib.data import Dataset
-from fl_privacy_lib.reproduction.devices import pick_device
-from fl_privacy_lib.reproduction.experiments import cells as attacked
+from fl_privacy_lib.reproduction.experiment import Result
 from fl_privacy_lib.reproduction.experiments import leakage
-from fl_privacy_lib.reproduction.experiments.cells import Cell, attack_of, clients_data, scene
-from fl_privacy_lib.reproduction.experiments.leakage import (
-    Scene,
-    datasets_to_record,
-    record_attacks,
+from fl_privacy_lib.reproduction.experiments.cells import (
+    Cell,
+    attack_of,
+    clients_data,
+    measure,
+    scene,
 )
+from fl_privacy_lib.reproduction.experiments.leakage import LeakageExperiment, Scene
 from fl_privacy_lib.reproduction.experiments.scoring import trivial_guesses
-from fl_privacy_lib.reproduction.paths import MEASURED
+from fl_privacy_lib.reproduction.loading import load_cached
 
 
-def measure(
-    cell: Cell, data: Dataset, device: torch.device, snapshots: tuple[int, ...] = ()
-) -> dict[str, np.ndarray]:
-    """Attack all victims of all seeds of a cell and score them; see `leakage.measure`."""
-    if isinstance(cell, LearnedCell):
-        return _measure_learned(cell, data, device)
-    where = leakage.scene if isinstance(cell, ThreatCell) else scene
-    return leakage.measure(cell, data, device, snapshots, where, attack_of)
+@dataclass(frozen=True)
+class AdaptiveAttacksExperiment(LeakageExperiment):
+    """Chapter 02: cells of attackers that search, and of one that has learned."""
+
+    chapter = "02"
+
+    def grid(self, settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[str, list[Any]]:
+        """Return the recorded cells; see `recorded_grid`."""
+        return recorded_grid(settings, datasets)
+
+    def key(self, point: Cell) -> dict[str, Any]:
+        """Return a recorded row's key columns."""
+        return record_key(point)
+
+    def run(self, point: Cell, device: torch.device) -> Result:
+        """Attack all victims of all seeds of a cell and score them; see `leakage.measure`."""
+        data = load_cached(point.dataset)
+        if isinstance(point, LearnedCell):
+            return _measure_learned(point, data, device)
+        if isinstance(point, ThreatCell):
+            return leakage.measure(point, data, device, self.snapshots, leakage.scene, attack_of)
+        return measure(point, data, device, self.snapshots)
 
 
-finished_cells = partial(attacked.finished_cells, measure=measure)
-"""Yield every cell with its result; see `cells.finished_cells`."""
-
-
-def record(settings: AdaptiveAttacks, only: str | None = None, folder: Path = MEASURED) -> None:
-    """Record the tables of the chapter at these settings; see `recorded_grid`."""
-    device, names = pick_device(settings.device), datasets_to_record(settings.dataset)
-    record_attacks(recorded_grid(settings, names), record_key, settings.profile, "02", only, folder,
-                   partial(finished_cells, device=device), device)  # fmt: skip
+EXPERIMENT = AdaptiveAttacksExperiment()
 
 
 def public_images(cell: LearnedCell, data: Dataset, seed: int) -> np.ndarray:

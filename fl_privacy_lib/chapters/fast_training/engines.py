@@ -7,11 +7,9 @@ here depends on what an image shows.
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from statistics import mean, median, pstdev
-from typing import Any
+from statistics import median, pstdev
 
 import numpy as np
 import torch
@@ -19,14 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_privacy_lib.data import Partition, iid
-from fl_privacy_lib.defenses import (
-    Defense,
-    fed_alpha_cdp,
-    fed_cdp,
-    fed_cdp_decay,
-    fed_sdp,
-    non_private,
-)
+from fl_privacy_lib.defenses import Defense
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import Parameters, init_glorot, mlp, training_cnn
 from fl_privacy_lib.sampling import Plan
@@ -68,24 +59,6 @@ class Workload:
         return Scene(
             model, x, y, iid(len(x), participants, size, np.random.default_rng(seed)), plan
         )
-
-
-FEDERATED = {
-    "mnist": Workload((1, 28, 28), 5),
-    "cifar10": Workload((3, 32, 32), 4),
-    "lfw": Workload((3, 32, 32), 3, 62),
-    "adult": Workload((105,), 3, 2),
-    "cancer": Workload((30,), 4, 2),
-}
-"""Fed-CDP's and Fed-αCDP's data sets, with the local batch sizes of Fed-CDP's Table I."""
-CENTRALISED = {
-    "mnist": Workload((1, 28, 28), 600),
-    "fashion_mnist": Workload((1, 28, 28), 600),
-    "cifar10": Workload((3, 32, 32), 500),
-    "lfw": Workload((3, 32, 32), 22, 62),
-    "purchase": Workload((600,), 100),
-}
-"""The dynamic-parameters paper's, with the batch sizes of its Table II."""
 
 
 @dataclass(frozen=True)
@@ -269,123 +242,3 @@ def distance(one: Parameters, other: Parameters) -> float:
 def doubled(scene: Scene) -> Scene:
     """Return the same work in double precision."""
     return replace(scene, model=copy.deepcopy(scene.model).double(), x=scene.x.double())
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One cell of the tables of time: a data set's workload under one method."""
-
-    table: str
-    dataset: str
-    method: str
-    engine: str  # 'as_written', 'stacked' or 'compiled'
-    batch_size: int
-    participants: int
-    local_iterations: int
-    repetitions: int
-
-
-BASE = {
-    "fed_cdp/table_3": "fed_cdp",
-    "fed_alpha_cdp/table_9": "fed_cdp",
-    "dynamic_parameters/table_10": "dp_baseline",
-}
-"""Table → the method whose cost the paper compares its own with."""
-PLAIN = "as_written:non_private"
-SCHEDULED = 0.75 * CLIP_NORM  # a bound that has decayed: the value changes no time
-WRITTEN: dict[str, dict[str, Written]] = {
-    "fed_cdp/table_3": {
-        "non_private": Written(None),
-        "fed_sdp": Written(at_update=True),
-        "fed_cdp": Written(),
-        "fed_cdp_decay": Written(SCHEDULED),
-    },
-    "fed_alpha_cdp/table_9": {
-        "non_private": Written(None),
-        "fed_sdp": Written(at_update=True),
-        "fed_cdp": Written(),
-        "fed_alpha_cdp": Written(largest=True),
-        "fed_alpha_cdp_sigma": Written(noise_scale=15.0, largest=True),
-    },
-    "dynamic_parameters/table_10": {
-        "non_private": Written(None),
-        "dp_baseline": Written(on_batch=True),
-        "dp_dyns_cdecay": Written(SCHEDULED, on_batch=True),
-        "dp_dyns_l2max": Written(largest=True, on_batch=True),
-        "dp_dyns": Written(SCHEDULED, largest=True, on_batch=True),
-        "dp_dyns_sigma": Written(SCHEDULED, 15.0, largest=True, on_batch=True),
-    },
-}
-STACKED: dict[str, dict[str, Defense]] = {
-    "fed_cdp/table_3": {"non_private": non_private(), "fed_sdp": fed_sdp(), "fed_cdp": fed_cdp()},
-    "fed_alpha_cdp/table_9": {
-        "non_private": non_private(),
-        "fed_sdp": fed_sdp(),
-        "fed_cdp": fed_cdp(),
-    },
-    "dynamic_parameters/table_10": {"non_private": non_private(), "dp_baseline": fed_cdp("batch")},
-}
-
-
-COMPILED: dict[str, dict[str, Defense]] = {
-    "fed_cdp/table_3": STACKED["fed_cdp/table_3"] | {"fed_cdp_decay": fed_cdp_decay()},
-    "fed_alpha_cdp/table_9": STACKED["fed_alpha_cdp/table_9"] | {
-        "fed_alpha_cdp": fed_alpha_cdp(), "fed_alpha_cdp_sigma": fed_alpha_cdp(noise_scale=15.0),
-    },
-    "dynamic_parameters/table_10": STACKED["dynamic_parameters/table_10"] | {
-        "dp_dyns_cdecay": fed_cdp_decay("batch"), "dp_dyns_l2max": fed_alpha_cdp("batch"),
-    },
-}  # fmt: skip
-"""The compiled engine takes the rules that follow norms, too."""
-
-
-def compiled_here() -> bool:
-    """Return whether the compiled engine can run: numba is installed."""
-    return find_spec("numba") is not None
-
-
-def engines_of(table: str, kinds: Sequence[str]) -> dict[str, Engine]:
-    """Return a table's engines, 'kind:method' → the round."""
-    made: dict[str, dict[str, Engine]] = {
-        "as_written": dict(WRITTEN[table]),
-        "stacked": {name: fast(defense) for name, defense in STACKED[table].items()},
-        "compiled": {
-            name: fast(defense, engine="compiled") for name, defense in COMPILED[table].items()
-        },
-    }
-    return {f"{kind}:{name}": run for kind in kinds for name, run in made[kind].items()}
-
-
-def datasets_of(table: str) -> dict[str, Workload]:
-    """Return the data sets of a table with their workloads."""
-    return CENTRALISED if table == "dynamic_parameters/table_10" else FEDERATED
-
-
-def measure(
-    table: str, dataset: str, repetitions: int, kinds: Sequence[str]
-) -> Iterable[tuple[Cost, dict[str, dict[str, Any]]]]:
-    """Yield the cells of a table's data set with their times and ratios, all engines interleaved.
-
-    Parameters
-    ----------
-    kinds : of engines; the plain loop as written runs beside them in any case, but is a cell only
-        of its own kind
-    """
-    work = datasets_of(table)[dataset]
-    participants, iterations = (1, 2) if datasets_of(table) is CENTRALISED else (5, 10)
-    engines = {PLAIN: WRITTEN[table]["non_private"]} | engines_of(table, kinds)
-    times = interleaved(engines, work.scene(participants, iterations), repetitions)
-    for name, values in times.items():
-        engine, _, method = name.partition(":")
-        if engine not in kinds:
-            continue
-        metrics = {
-            "milliseconds_per_iteration": (mean(values), pstdev(values)),
-            "ratio_to_non_private": ratio(times, name, f"{engine}:non_private"),
-            "ratio_to_plain_loop": ratio(times, name, PLAIN),
-            f"ratio_to_{BASE[table]}": ratio(times, name, f"{engine}:{BASE[table]}"),
-        }
-        cost = Cost(
-            table, dataset, method, engine, work.batch_size, participants, iterations, repetitions
-        )
-        yield cost, {m: {"mean": v, "std": s, "n": repetitions} for m, (v, s) in metrics.items()}

@@ -13,9 +13,10 @@ import pandas as pd
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
-from fl_privacy_lib.chapters.fed_cdp.training import CODE_NOISE, CODE_RATE, DECAYS, SETUPS, Training
-from fl_privacy_lib.chapters.fed_cdp.utility import Utility
-from fl_privacy_lib.reproduction.points import Result
+from fl_privacy_lib.chapters.fed_cdp.utility import Utility, utility_values
+from fl_privacy_lib.reproduction.experiment import Result, Row
+from fl_privacy_lib.reproduction.experiments.setups import PAPER, setup_of
+from fl_privacy_lib.reproduction.experiments.training import CODE_NOISE, CODE_RATE, DECAYS, Training
 from fl_privacy_lib.reproduction.records import Values, numbers
 
 RATES = (0.0004, 0.002, 0.01, 0.05, 0.25)
@@ -40,48 +41,19 @@ SCALES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
 SWEEP = (0.0, 0.1, 0.5, 1.0, 2.0)
 """Noise multipliers between no noise and the code's scaling of σ = 6."""
 PRUNED = (0.0, 0.3, 0.6, 0.9)
-PAPER = ("mnist", "cifar10", "lfw", "adult", "cancer")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One recorded row: its key columns before those of its point, the point, and what is read off the result."""
-
-    keys: tuple[tuple[str, str], ...]
-    point: Training | Utility
-    values: Callable[[Result], Values]
-
-    def key(self) -> dict[str, Any]:
-        """Return the key columns, in the same order for every cell of a table."""
-        settings = asdict(self.point)
-        return dict(self.keys) | settings.pop("arm", {}) | settings
+def row_of(point: Training | Utility, values: Callable[[Result], Values], **keys: str) -> Row:
+    """Return a point's recorded row: further key columns first, in the same order for a whole table."""
+    settings = asdict(point)
+    key = keys | settings.pop("arm", {}) | settings
+    return Row(key, (point,), lambda results: values(results[0]), getattr(point, "seeds", 1))
 
 
 def training_values(result: Result) -> Values:
     """Return a training's accuracies over the seeds, how long it ran and whether it diverged."""
     names = ("accuracy", "test_accuracy", "rounds_run", "diverged", "growth")
     return {name: numbers(result[name]) for name in names if np.isfinite(result[name]).all()}
-
-
-def utility_values(result: Result) -> Values:
-    """Return signal and noise of a round, by tensor and together, and Proposition 2's bound beside the noise."""
-    signal, noise, predicted = (
-        result[name] for name in ("signal", "noise", "predicted_noise")
-    )  # [M]
-    bound = np.median(result["bounds"]) if result["bounds"].size else 0.0
-    values = {"bound": numbers(result["bounds"])} if result["bounds"].size else {}
-    for name, own in (("signal", signal), ("noise", noise), ("predicted_noise", predicted)):
-        values |= {f"{name}_{m}": numbers([v]) for m, v in enumerate(own, 1)}
-        values[name] = numbers([np.sqrt((own**2).sum())])
-    ratio = values["signal"]["mean"] / values["noise"]["mean"] if noise.any() else np.inf
-    over = {
-        f"{name}_over_bound": float(result[name]) / bound
-        for name in ("gradient_noise", "step_noise")
-        if bound
-    }
-    for name, value in (over | {"signal_to_noise": ratio}).items():
-        values[name] = numbers([value])
-    return values | {"flipped": numbers(result["flipped"])} if result["flipped"].size else values
 
 
 def norm_values(layer: int, axis: int, result: Result) -> Values:
@@ -96,7 +68,7 @@ def training(
     settings: FedCdp, dataset: str, method: str, setting: str = "not_applicable", **changes: Any
 ) -> Training:
     """Return a cell at the paper's settings for a data set, shortened to the profile's rounds and iterations."""
-    setup = SETUPS[dataset]
+    setup = setup_of(dataset)
     own: dict[str, Any] = {
         "batch_size": setup.batch_size,
         "rounds": setup.rounds,
@@ -154,14 +126,14 @@ def with_rate(point: Training, rates: Rates, like: Training | None = None) -> Tr
     return replace(point, local_lr=rates[arm])
 
 
-Make = Callable[[FedCdp, str, Rates], list[Cell]]  # settings, data set, rates
+Make = Callable[[FedCdp, str, Rates], list[Row]]  # settings, data set, rates
 
 
-def _cell(point: Training, **keys: str) -> Cell:
-    return Cell(tuple(keys.items()), point, training_values)
+def _trained(point: Training, **keys: str) -> Row:
+    return row_of(point, training_values, **keys)
 
 
-def learning_rates(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def learning_rates(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return (a): every arm's grid in one small cell, K = 100, K_t = 5, T = 10, on a held-out tenth."""
     made = partial(training, settings, dataset, held_out=True, rounds=10)
     points = [made(*arm) for arm in ARMS]
@@ -170,12 +142,12 @@ def learning_rates(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
         points += [
             made(*arm, local_iterations=1) for arm in ARMS if arm[0] in ("non_private", "fed_cdp")
         ]
-    return [_cell(replace(point, local_lr=rate)) for point in points for rate in RATES]
+    return [_trained(replace(point, local_lr=rate)) for point in points for rate in RATES]
 
 
 def table_2(
     clients: int, participants: int, repeated: bool, settings: FedCdp, dataset: str, rates: Rates
-) -> list[Cell]:
+) -> list[Row]:
     """Return (b), (c), (e): one column of Table II, every arm, and the code's own σ and learning rate."""
     seeds = settings.seeds if repeated else 1
     points = [
@@ -183,7 +155,7 @@ def table_2(
         for arm in (*ARMS, *AS_CODED)
     ]
     return [
-        _cell(with_rate(point, rates), participation=f"{participants / clients:.2f}")
+        _trained(with_rate(point, rates), participation=f"{participants / clients:.2f}")
         for point in points
     ]
 
@@ -197,14 +169,16 @@ def population(dataset: str) -> dict[str, Any]:
     )
 
 
-def table_1(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def table_1(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return the non-private accuracy of Table I."""
     return [
-        _cell(with_rate(training(settings, dataset, "non_private", **population(dataset)), rates))
+        _trained(
+            with_rate(training(settings, dataset, "non_private", **population(dataset)), rates)
+        )
     ]
 
 
-def table_4(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def table_4(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return (d): Fed-CDP over the clipping bound, at the learning rate chosen for C = 4."""
     made = partial(training, settings, dataset, "fed_cdp", **population(dataset))
     points = [
@@ -212,31 +186,31 @@ def table_4(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
         for setting in ("printed", "code")
         for c in CLIPS
     ]
-    return [_cell(point, clip=f"{point.clip_norm:g}") for point in points]
+    return [_trained(point, clip=f"{point.clip_norm:g}") for point in points]
 
 
-def table_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def table_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return (d): Fed-CDP over the noise scale, at the learning rate chosen for σ = 6."""
     made = partial(training, settings, dataset, "fed_cdp", **population(dataset))
     return [
-        _cell(with_rate(made(setting=setting, noise_scale=s), rates, like=made(setting=setting)))
+        _trained(with_rate(made(setting=setting, noise_scale=s), rates, like=made(setting=setting)))
         for setting in ("printed", "code")
         for s in SCALES
     ]
 
 
-def every_rate(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def every_rate(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return Table I's cell, and that which Tables IV and V share, at all rates: what choosing them small costs."""
     arms = [arm for arm in ARMS if arm[0] in ("non_private", "fed_cdp")]
-    return [_cell(training(settings, dataset, *arm, local_lr=rate, **population(dataset)))
+    return [_trained(training(settings, dataset, *arm, local_lr=rate, **population(dataset)))
             for arm in arms for rate in RATES]  # fmt: skip
 
 
-def every_rate_large(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def every_rate_large(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return Fed-CDP of Table II with 1,000 clients, 100 a round, at the two smallest rates."""
     made = partial(training, settings, dataset, "fed_cdp", clients=1000, participants=100)
     return [
-        _cell(made(setting=setting, local_lr=rate))
+        _trained(made(setting=setting, local_lr=rate))
         for setting in ("code", "printed")
         for rate in RATES[:2]
     ]
@@ -244,16 +218,16 @@ def every_rate_large(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]
 
 def noise(
     pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, rates: Rates
-) -> list[Cell]:
+) -> list[Row]:
     """Return accuracy over (K_t, z), each z at a learning rate of its own; z/√K_t is what a round's mean carries."""
     made = partial(training, settings, dataset, "fed_cdp")
     points = [made("code", noise_scale=z, participants=k) for k, z in pairs]
     points += [made("printed", participants=10)] if (10, 6.0) in pairs else []
-    return [_cell(with_rate(p, rates), multiplier=f"{p.multiplier:.6g}",
+    return [_trained(with_rate(p, rates), multiplier=f"{p.multiplier:.6g}",
                   round_noise=f"{p.multiplier / p.participants**0.5:.6g}") for p in points]  # fmt: skip
 
 
-def utility(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def utility(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return a round's signal and noise at the start and after 20 rounds, and Proposition 2's bound there."""
     arms = [training(settings, dataset, "fed_cdp", setting, participants=10)
             for setting in ("printed", "code", "as_coded")]  # fmt: skip
@@ -263,10 +237,10 @@ def utility(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
     ]
     large = training(settings, dataset, "fed_cdp", "code", clients=1000, participants=100)
     points.append(Utility(with_rate(large, rates), 0, settings.examples))
-    return [Cell((("multiplier", f"{p.arm.multiplier:.6g}"),), p, utility_values) for p in points]
+    return [row_of(p, utility_values, multiplier=f"{p.arm.multiplier:.6g}") for p in points]
 
 
-def figure_3(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def figure_3(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return gradient norms by tensor: over rounds with one iteration of 100 clients, and over local iterations."""
     arms = [arm for arm in ARMS if arm[0] in ("non_private", "fed_cdp")]
     cells = []
@@ -279,34 +253,32 @@ def figure_3(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
             point = with_rate(training(settings, dataset, *arm, watched=True, **sizes), rates)
             tensors = 3  # of both networks
             cells += [
-                Cell(
-                    (("panel", panel), ("layer", str(m + 1))), point, partial(norm_values, m, axis)
-                )
+                row_of(point, partial(norm_values, m, axis), panel=panel, layer=str(m + 1))
                 for m in range(tensors)
             ]
     return cells
 
 
-def figure_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def figure_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return accuracy where the smallest coordinates of every update are not sent, at a fifth of the rounds."""
     arms = [arm for arm in ARMS if arm[1] != "printed"]
     return [
-        _cell(with_rate(training(settings, dataset, *arm, pruned=p, rounds=20), rates))
+        _trained(with_rate(training(settings, dataset, *arm, pruned=p, rounds=20), rates))
         for arm in arms
         for p in PRUNED
     ]
 
 
-def local_iterations(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def local_iterations(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return the first column of Table II with one local iteration a round, at learning rates of its own."""
     arms = [arm for arm in ARMS if arm[0] in ("non_private", "fed_cdp")]
     points = [
         training(settings, dataset, *arm, local_iterations=1, seeds=settings.seeds) for arm in arms
     ]
-    return [_cell(with_rate(point, rates), participation="0.05") for point in points]
+    return [_trained(with_rate(point, rates), participation="0.05") for point in points]
 
 
-def variants(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
+def variants(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return other decays, the batch's own median as bound, noise at the server, selective sharing; 20 rounds."""
     methods = ("fed_cdp", *DECAYS, "median_clip", "fed_sdp", "fed_sdp_server")
     arms = [
@@ -314,12 +286,14 @@ def variants(settings: FedCdp, dataset: str, rates: Rates) -> list[Cell]:
         ("non_private", "not_applicable"),
         ("dssgd", "not_applicable"),
     ]
-    return [_cell(with_rate(training(settings, dataset, *arm, rounds=20), rates)) for arm in arms]
+    return [
+        _trained(with_rate(training(settings, dataset, *arm, rounds=20), rates)) for arm in arms
+    ]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the recording that can be started by itself."""
+class Column:
+    """A part of the recording: a table, its data sets, and what makes a data set's rows."""
 
     table: str
     datasets: tuple[str, ...]
@@ -333,9 +307,9 @@ POPULATIONS = tuple(
 SHORT = ((100, 5), (100, 10), (100, 20), (100, 50), (1000, 50), (1000, 100))
 
 
-def _column(clients: int, participants: int) -> Part:
+def _column(clients: int, participants: int) -> Column:
     made = partial(table_2, clients, participants, clients == 100 and participants <= 10)
-    return Part("table_2", ("mnist",), made, (clients, participants) not in SHORT)
+    return Column("table_2", ("mnist",), made, (clients, participants) not in SHORT)
 
 
 BY_DATA: dict[str, Make] = {
@@ -345,20 +319,20 @@ BY_DATA: dict[str, Make] = {
     "every_rate": every_rate,
 }
 PARTS = {
-    "learning_rates": Part("learning_rates", PAPER, learning_rates),
+    "learning_rates": Column("learning_rates", PAPER, learning_rates),
     "table_2_100_5": _column(100, 5),
-    "noise": Part("noise", ("mnist",), partial(noise, tuple((10, z) for z in (*SWEEP, 6.0)))),
-    "utility": Part("utility", ("mnist",), utility),
-    "figure_3": Part("figure_3", ("mnist",), figure_3),
-    "local_iterations": Part("table_2", ("mnist",), local_iterations),
-    "variants": Part("variants", ("mnist",), variants),
-    "figure_5": Part("figure_5_accuracy", ("mnist",), figure_5),
-    **{name: Part(name, ("cancer", "adult", "mnist"), make) for name, make in BY_DATA.items()},
-    "noise_over_clients": Part(
+    "noise": Column("noise", ("mnist",), partial(noise, tuple((10, z) for z in (*SWEEP, 6.0)))),
+    "utility": Column("utility", ("mnist",), utility),
+    "figure_3": Column("figure_3", ("mnist",), figure_3),
+    "local_iterations": Column("table_2", ("mnist",), local_iterations),
+    "variants": Column("variants", ("mnist",), variants),
+    "figure_5": Column("figure_5_accuracy", ("mnist",), figure_5),
+    **{name: Column(name, ("cancer", "adult", "mnist"), make) for name, make in BY_DATA.items()},
+    "noise_over_clients": Column(
         "noise", ("mnist",), partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0)))
     ),
     **{f"table_2_{k}_{n}": _column(k, n) for k, n in POPULATIONS if (k, n) != (100, 5)},
-    "every_rate_large": Part("every_rate", ("mnist",), every_rate_large),
-    **{f"{name}_images": Part(name, ("cifar10", "lfw"), make) for name, make in BY_DATA.items()},
+    "every_rate_large": Column("every_rate", ("mnist",), every_rate_large),
+    **{f"{name}_images": Column(name, ("cifar10", "lfw"), make) for name, make in BY_DATA.items()},
 }
 """The recording's parts in their order."""

@@ -10,10 +10,11 @@ import pandas as pd
 
 from fl_privacy_lib.audit import Statements, statement
 from fl_privacy_lib.chapters.fed_cdp.grid import TUNED_AS, Rates
-from fl_privacy_lib.chapters.fed_cdp.training import CODE_RATE, SDP, SETUPS, Training
 from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.claims import cells
-from fl_privacy_lib.reproduction.points import labelled, load_if_available
+from fl_privacy_lib.reproduction.experiments.setups import setup_of
+from fl_privacy_lib.reproduction.experiments.training import CODE_RATE, SDP, Training
+from fl_privacy_lib.reproduction.loading import labelled, load_if_available
 
 DELTA = 1e-5
 TENSORS = 3  # of both networks
@@ -84,7 +85,9 @@ def _ratio(one: float, other: float) -> float:
 def holding(dataset: str, clients: int) -> Holding:
     """Return how a data set's training examples lie among so many clients."""
     data = labelled(dataset)
-    return Holding.of(SETUPS[dataset].split(data, clients, np.random.default_rng([0, 1])), TENSORS)
+    return Holding.of(
+        setup_of(dataset).split(data, clients, np.random.default_rng([0, 1])), TENSORS
+    )
 
 
 @functools.cache

@@ -10,7 +10,12 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fl_privacy_lib.accounting.accountants import spend
-from fl_privacy_lib.chapters.fed_cdp.training import (
+from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
+from fl_privacy_lib.defenses.noise import keyed_generator
+from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.models import Parameters, call, mlp, parameters_of
+from fl_privacy_lib.reproduction.experiment import Result
+from fl_privacy_lib.reproduction.experiments.training import (
     CODE_RATE,
     ENGINE,
     Scene,
@@ -18,10 +23,7 @@ from fl_privacy_lib.chapters.fed_cdp.training import (
     norm_of,
     scene,
 )
-from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
-from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.federated import Tap, simulate
-from fl_privacy_lib.models import Parameters, call, mlp, parameters_of
+from fl_privacy_lib.reproduction.records import Values, numbers
 from fl_privacy_lib.sampling import Plan
 
 CHUNK = 50  # examples whose gradients stand in memory together
@@ -146,20 +148,37 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
     }
 
 
-@dataclass(frozen=True)
-class Statement:
-    """A statement of the paper that exact values decide, for the ledger."""
+def utility_values(result: Result) -> Values:
+    """Return signal and noise of a round, by tensor and together, and Proposition 2's bound beside the noise."""
+    signal, noise, predicted = (
+        result[name] for name in ("signal", "noise", "predicted_noise")
+    )  # [M]
+    bound = np.median(result["bounds"]) if result["bounds"].size else 0.0
+    values = {"bound": numbers(result["bounds"])} if result["bounds"].size else {}
+    for name, own in (("signal", signal), ("noise", noise), ("predicted_noise", predicted)):
+        values |= {f"{name}_{m}": numbers([v]) for m, v in enumerate(own, 1)}
+        values[name] = numbers([np.sqrt((own**2).sum())])
+    ratio = values["signal"]["mean"] / values["noise"]["mean"] if noise.any() else np.inf
+    over = {
+        f"{name}_over_bound": float(result[name]) / bound
+        for name in ("gradient_noise", "step_noise")
+        if bound
+    }
+    for name, value in (over | {"signal_to_noise": ratio}).items():
+        values[name] = numbers([value])
+    return values | {"flipped": numbers(result["flipped"])} if result["flipped"].size else values
 
-    claim: str
-    metrics: dict[str, float]
+
+def statements() -> dict[str, dict[str, float]]:
+    """Return claim → metrics of every statement of the paper that exact values decide."""
+    return {
+        "fedsgd_is_fedaveraging": _averaging(),
+        "proposition_2": _proposition_2(),
+        "decay_costs_no_privacy": _decay(),
+    }
 
 
-def statements() -> list[Statement]:
-    """Return every statement with its values."""
-    return [_averaging(), _proposition_2(), _decay()]
-
-
-def _averaging() -> Statement:
+def _averaging() -> dict[str, float]:
     """FedSGD and FedAveraging: the mean of models beside the model plus the mean of updates, in one round."""
     point = Training(
         "digits", "non_private", clients=20, participants=5, rounds=1, local_iterations=5
@@ -177,12 +196,10 @@ def _averaging() -> Statement:
         mean = {n: torch.stack([m[n] for m in models]).sum(0) / divisor for n in before}
         return norm_of({n: mean[n] - run.weights[n] for n in before}) / norm_of(before)
 
-    return Statement(
-        "fedsgd_is_fedaveraging", {"difference": apart(5), "difference_of_the_code": apart(4)}
-    )
+    return {"difference": apart(5), "difference_of_the_code": apart(4)}
 
 
-def _proposition_2() -> Statement:
+def _proposition_2() -> dict[str, float]:
     """Two hidden units, one of them off: a network that changes its class well within the bound."""
     model = mlp(1, 2, (2,))
     off, steep = 0.01, 10.0
@@ -194,12 +211,10 @@ def _proposition_2() -> Statement:
     first, *_ = weights
     changed = weights | {first: weights[first] + torch.tensor([[0.0], [bound]])}
     after, _ = margins(model, changed, x, y)
-    return Statement(
-        "proposition_2", {"margin": float(after[0]), "excess": -float(after[0]), "bound": bound}
-    )
+    return {"margin": float(after[0]), "excess": -float(after[0]), "bound": bound}
 
 
-def _decay() -> Statement:
+def _decay() -> dict[str, float]:
     """ε of a decaying bound less that of a fixed one, on the same plan, by the same accountant."""
     plan = Plan(1000, 100, 100, 100, 5, "poisson", local_lr=CODE_RATE)
     spent = [
@@ -208,4 +223,4 @@ def _decay() -> Statement:
         ).epsilon
         for defense in (fed_cdp_decay("batch"), fed_cdp("batch"))
     ]
-    return Statement("decay_costs_no_privacy", {"excess": spent[0] - spent[1], "epsilon": spent[1]})
+    return {"excess": spent[0] - spent[1], "epsilon": spent[1]}

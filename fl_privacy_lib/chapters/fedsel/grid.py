@@ -5,7 +5,7 @@ computed here.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from fl_privacy_lib.chapters.fedsel.training import (
     VALUES,
     Training,
 )
+from fl_privacy_lib.reproduction.experiment import Result, Row
 from fl_privacy_lib.reproduction.records import Values, numbers
 
 ROWS = tuple(
@@ -33,32 +34,23 @@ RATIOS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 BATCHES = (50, 100, 200, 400, 800)
 FIXED_ROUNDS = 45  # as many as the largest batch leaves in one epoch of ADULT
 
-Results = list[dict[str, np.ndarray]]
+Results = list[Result]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One recorded point.
+def row_of(arms: tuple[Any, ...], values: Callable[[Results], Values], **keys: str) -> Row:
+    """Return a recorded row.
 
     Parameters
     ----------
-    table : 'fedsel/…'
-    keys : the columns that name its rows, before those of its first arm's settings
-    arms : what has to be measured
-    summary : the arms' results → metrics
+    arms : what has to be measured; the first one's settings are key columns
+    values : the arms' results → metrics
+    keys : further key columns, before those of the settings
     """
-
-    table: str
-    keys: tuple[tuple[str, str], ...]
-    arms: tuple[Any, ...]
-    summary: Callable[[Results], Values]
-
-    def key(self) -> dict[str, Any]:
-        """Return the key columns, then every setting of the first arm, in the same order for every cell of a table."""
-        settings, own = asdict(self.arms[0]), dict(self.keys)
-        if "dataset" in settings:
-            settings["dataset"] = PUBLISHED_NAMES.get(settings["dataset"], settings["dataset"])
-        return {name: value for name, value in own.items() if name not in settings} | settings | own
+    settings = asdict(arms[0])
+    if "dataset" in settings:
+        settings["dataset"] = PUBLISHED_NAMES.get(settings["dataset"], settings["dataset"])
+    first = {name: value for name, value in keys.items() if name not in settings}
+    return Row(first | settings | keys, arms, values, getattr(arms[0], "repetitions", 1))
 
 
 def accuracies(results: Results) -> Values:
@@ -147,7 +139,7 @@ def base(settings: FedSel, dataset: str, model: str = "logistic_regression") -> 
     )
 
 
-def _table_3(settings: FedSel) -> list[Cell]:
+def _table_3(settings: FedSel) -> list[Row]:
     cells = []
     for dataset, model in ROWS:
         for epsilon in BUDGETS:
@@ -155,14 +147,12 @@ def _table_3(settings: FedSel) -> list[Cell]:
                 arm = replace(base(settings, dataset, model), epsilon=epsilon, send=method)
                 arms = (arm, replace(arm, budget="control"), replace(arm, send="flat"),
                         replace(arm, send="flat_unscaled"))  # fmt: skip
-                cells.append(Cell("fedsel/table_3", (("method", method),), arms, gain_and_loss))
+                cells.append(row_of(arms, gain_and_loss, method=method))
     return cells
 
 
-def _panel(table: str, panel: str, arms: list[Training]) -> list[Cell]:
-    return [
-        Cell(table, (("panel", panel), ("method", arm.method)), (arm,), accuracies) for arm in arms
-    ]
+def _panel(panel: str, arms: list[Training]) -> list[Row]:
+    return [row_of((arm,), accuracies, panel=panel, method=arm.method) for arm in arms]
 
 
 def _each(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
@@ -173,66 +163,60 @@ def _each(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
     return arms
 
 
-def _figure_2(settings: FedSel) -> list[Cell]:
-    def panel(name: str, arms: list[Training]) -> list[Cell]:
-        return _panel("fedsel/figure_2", name, arms)
-
+def _figure_2(settings: FedSel) -> list[Row]:
     cells, adult = [], base(settings, "adult_123")
     for dataset in ("syn_l", "syn_h", "adult_123"):
         bare = replace(base(settings, dataset), value="none")
-        cells += panel("selection_only", _each(bare, send=("full", "random", "top_k")))
-        cells += panel("selection_only", _each(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)))
+        cells += _panel("selection_only", _each(bare, send=("full", "random", "top_k")))
+        cells += _panel("selection_only", _each(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)))
     for dataset, model in ROWS:
         arm = base(settings, dataset, model)
-        cells += panel("two_stage", _each(replace(arm, value="none"), send=("full",)))
-        cells += panel(
+        cells += _panel("two_stage", _each(replace(arm, value="none"), send=("full",)))
+        cells += _panel(
             "two_stage", _each(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS))
         )
-        cells += panel(
+        cells += _panel(
             "two_stage", _each(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",))
         )
     twice = replace(adult, epochs=2)
-    cells += panel("two_epochs", _each(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
-    cells += panel(
+    cells += _panel("two_epochs", _each(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
+    cells += _panel(
         "two_epochs", _each(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False))
     )
-    cells += panel(
+    cells += _panel(
         "other_perturbation",
         _each(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)),
     )
     for dataset in ("syn_l", "adult_123"):
         arm = base(settings, dataset)
-        cells += panel(
+        cells += _panel(
             "compressed", _each(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS))
         )
     return cells
 
 
-def _figure_3(settings: FedSel) -> list[Cell]:
-    def panel(name: str, arms: list[Training]) -> list[Cell]:
-        return _panel("fedsel/figure_3", name, arms)
-
+def _figure_3(settings: FedSel) -> list[Row]:
     adult = base(settings, "adult_123")
     flat = ("flat", "flat_unscaled")
     kept = replace(adult, memory=True)
-    cells = panel("accumulation", _each(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
-    cells += panel(
+    cells = _panel("accumulation", _each(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
+    cells += _panel(
         "accumulation",
         _each(kept, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
     )
     for epsilon in (0.5, 1.0, 4.0):
         arm = replace(adult, epsilon=epsilon)
-        cells += panel("ratio", _each(arm, send=flat)) + panel(
+        cells += _panel("ratio", _each(arm, send=flat)) + _panel(
             "ratio", _each(arm, send=SELECTIONS, ratio=RATIOS)
         )
     fixed = replace(adult, rounds=FIXED_ROUNDS)
-    cells += panel("batch_size", _each(fixed, batch=BATCHES, send=flat))
-    return cells + panel(
+    cells += _panel("batch_size", _each(fixed, batch=BATCHES, send=flat))
+    return cells + _panel(
         "batch_size", _each(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
     )
 
 
-def _controls(settings: FedSel) -> list[Cell]:
+def _controls(settings: FedSel) -> list[Row]:
     cells = []
     for dataset, model in ROWS:
         for epsilon in (1.0, 4.0):
@@ -247,11 +231,11 @@ def _controls(settings: FedSel) -> list[Cell]:
                     replace(flat, tuned=False),
                     replace(flat, tuned=False, send="flat"),
                 )
-                cells.append(Cell("fedsel/controls", (("method", method),), arms, split))
+                cells.append(row_of(arms, split, method=method))
     return cells
 
 
-def _theorem_4_1(settings: FedSel) -> list[Cell]:
+def _theorem_4_1(settings: FedSel) -> list[Row]:
     def errors(results: Results) -> Values:
         error, signal = results[0]["error"], float(results[0]["signal"])
         return {
@@ -267,10 +251,8 @@ def _theorem_4_1(settings: FedSel) -> list[Cell]:
             series = tuple(
                 Noise(solution, varied, float(v), settings.draws, settings.seed) for v in values
             )
-            cells += [Cell("fedsel/theorem_4_1", (), (point,), errors) for point in series]
-            cells.append(
-                Cell("fedsel/theorem_4_1", (("value", "all"),), series, partial(_exponents, series))
-            )
+            cells += [row_of((point,), errors) for point in series]
+            cells.append(row_of(series, partial(_exponents, series), value="all"))
     return cells
 
 
@@ -288,7 +270,7 @@ def _exponents(series: tuple[Noise, ...], results: Results) -> Values:
     return {name: numbers([value]) for name, value in named.items()}
 
 
-def _signal(settings: FedSel) -> list[Cell]:
+def _signal(settings: FedSel) -> list[Row]:
     def gain(point: Signal, results: Results) -> Values:
         return {"gain": numbers(results[0]["gain"]), "predicted_gain": numbers([point.predicted])}
 
@@ -298,10 +280,10 @@ def _signal(settings: FedSel) -> list[Cell]:
         for epsilon in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
         for spread in (0.05, 0.5)
     ]
-    return [Cell("fedsel/signal", (), (point,), partial(gain, point)) for point in points]
+    return [row_of((point,), partial(gain, point)) for point in points]
 
 
-def _selection_time(settings: FedSel) -> list[Cell]:
+def _selection_time(settings: FedSel) -> list[Row]:
     def exponent(series: tuple[Time, ...], results: Results) -> Values:
         times = [float(r["microseconds"].mean()) for r in results]
         return {"slope": numbers([slope([point.dimensions for point in series], times)])}
@@ -313,14 +295,20 @@ def _selection_time(settings: FedSel) -> list[Cell]:
             series = tuple(
                 Time(method, engine, d, settings.draws, seed=settings.seed) for d in sizes
             )
-            cells += [Cell("fedsel/selection_time", (), (point,), lambda results: {
+            cells += [row_of((point,), lambda results: {
                 "microseconds": numbers(results[0]["microseconds"])}) for point in series]  # fmt: skip
             slopes = partial(exponent, series)
-            cells.append(Cell("fedsel/selection_time", (("dimensions", "all"),), series, slopes))
+            cells.append(row_of(series, slopes, dimensions="all"))
     return cells
 
 
-def recorded_grid(settings: FedSel) -> dict[str, list[Cell]]:
-    """Return the cells of every table, in the order in which they are recorded."""
-    made = (_theorem_4_1, _signal, _selection_time, _table_3, _figure_2, _figure_3, _controls)
-    return {cells[0].table: cells for cells in (make(settings) for make in made)}
+TABLES: dict[str, Callable[[FedSel], list[Row]]] = {
+    "fedsel/theorem_4_1": _theorem_4_1,
+    "fedsel/signal": _signal,
+    "fedsel/selection_time": _selection_time,
+    "fedsel/table_3": _table_3,
+    "fedsel/figure_2": _figure_2,
+    "fedsel/figure_3": _figure_3,
+    "fedsel/controls": _controls,
+}
+"""Table → its rows at some settings, in the order in which they are recorded."""

@@ -149,9 +149,8 @@ class Signal:
     def predicted(self) -> float:
         """√(d P_j) of a top coordinate j."""
         top = top_of(TOP_SHARE, self.dimensions)
-        distribution = selection(self.method, self.epsilon, top).probabilities_given(
-            np.arange(self.dimensions)
-        )  # type: ignore[attr-defined]
+        selects: Any = selection(self.method, self.epsilon, top)
+        distribution = selects.probabilities_given(np.arange(self.dimensions))
         return math.sqrt(
             self.dimensions * float(distribution[self.dimensions - top : self.dimensions].mean())
         )

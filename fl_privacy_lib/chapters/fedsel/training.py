@@ -36,7 +36,7 @@ from fl_privacy_lib.defenses.selection import (
 )
 from fl_privacy_lib.defenses.two_stage import Perturbed, Select, TwoStage, allocate, local_privacy
 from fl_privacy_lib.federated import MarginLoss, simulate_reports
-from fl_privacy_lib.reproduction.points import load_cached, load_if_available
+from fl_privacy_lib.reproduction.loading import load_cached, load_if_available
 from fl_privacy_lib.sampling import Plan
 
 VALUES: dict[str, type[Perturbation]] = {

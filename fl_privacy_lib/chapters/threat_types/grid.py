@@ -4,34 +4,18 @@ A point is one cell: data set, threat type, method, attacker. `grid` lists the c
 table, `recorded_grid` those of Fed-CDP's Table VII and the data sets of its Fig. 1.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
-from fl_privacy_lib.defenses import (
-    THREAT_TYPES,
-    Defense,
-    dssgd,
-    fed_cdp,
-    fed_cdp_decay,
-    fed_sdp,
-    non_private,
-)
-from fl_privacy_lib.reproduction.experiments.setups import SETUPS
+from fl_privacy_lib.defenses import STAGES, TAPS, THREAT_TYPES, Defense
+from fl_privacy_lib.defenses.registry import METHODS, build
+from fl_privacy_lib.reproduction.experiments.setups import setup_of
 
-METHODS: dict[str, Callable[..., Defense]] = {
-    "non_private": lambda **settings: non_private(),
-    "fed_sdp_client": lambda **settings: fed_sdp("client", **settings),
-    "fed_sdp_server": lambda **settings: fed_sdp("server", **settings),
-    "fed_cdp_example": lambda **settings: fed_cdp("example", **settings),
-    "fed_cdp_batch": lambda **settings: fed_cdp("batch", **settings),
-    "fed_cdp_decay_example": lambda **settings: fed_cdp_decay("example", **settings),
-    "fed_cdp_decay_batch": lambda **settings: fed_cdp_decay("batch", **settings),
-    "dssgd": lambda **settings: dssgd(0.5),  # the share is not printed
-}
-LIVE = ("non_private", "fed_sdp_client", "fed_sdp_server", "fed_cdp_example", "fed_cdp_batch")
-"""The methods of the live table; the others are recorded beside them."""
+RECORDED = (
+    "non_private", "fed_sdp_client", "fed_sdp_server", "fed_cdp_example", "fed_cdp_batch",
+    "fed_cdp_decay_example", "fed_cdp_decay_batch", "dssgd",
+)  # fmt: skip
 THREATS = THREAT_TYPES | {"type_0_curious": "update"}
 """Threat type → tap. Type 0 reads after the server's own noise, as the papers assume; a curious server before it."""
 
@@ -64,24 +48,26 @@ class Point:
 
     @property
     def defense(self) -> Defense:
-        """The defence under which the point is measured."""
-        return METHODS[self.method](clip_norm=self.clip_norm, noise_scale=self.noise_scale)
+        """The defence under which the point is measured; DSSGD's share is not printed."""
+        strength = {"clip_norm": self.clip_norm, "noise_scale": self.noise_scale}
+        return build(self.method, level=0.5, **strength)
 
     @property
     def view(self) -> "Point":
         """The point whose observation is the same, bit for bit, so that it need be attacked only once.
 
-        A stage changes nothing at a tap that stands before it, and without clipping there is
-        nothing to be aware of. The notebook and a test check the equality on the observed tensors.
+        A stage changes nothing at a tap that stands before it, and without clipping there is nothing
+        to be aware of. The notebook and a test check the equality on the observed tensors.
         """
-        late = ("fed_sdp_client", "fed_sdp_server", "dssgd")
-        untouched = {"example": late, "update": ("fed_sdp_server",), "received": ()}
-        point = self
-        if self.method in untouched[self.tap]:
+        defense, point = self.defense, self
+        before_tap = STAGES[: TAPS.index(self.tap) + 1]
+        if all(getattr(defense, stage) is None for stage in before_tap):
             point = replace(point, method="non_private")
-        if self.tap == "update" or (self.tap == "received" and self.method != "fed_sdp_server"):
+        if self.tap != "example" and (self.tap == "update" or defense.on_arrival is None):
             point = replace(point, threat_type="type_1")
-        if point.method in ("non_private", "dssgd"):
+        if not any(
+            part.says and part.says.clip for stage in STAGES for part in point.defense.parts(stage)
+        ):
             point = replace(point, attacker="naive", clip_norm=4.0, noise_scale=6.0)
         return point
 
@@ -108,7 +94,9 @@ def grid(settings: ThreatTypes, dataset: str, clients: int) -> list[Point]:
     clipped.
     """
     shared = {name: getattr(settings, name) for name in SHARED} | {"clients": clients}
-    threats = {"type_2": list(LIVE), "type_1": list(LIVE), "type_0": ["fed_sdp_server"]}
+    live = [name for name, method in METHODS.items() if method.live]
+    late = [name for name in live if build(name).on_arrival is not None]
+    threats = {"type_2": live, "type_1": live, "type_0": late}
     points = []
     for threat, methods in threats.items():
         victims = min(settings.victims if threat == "type_2" else settings.batch_victims, clients)
@@ -136,7 +124,7 @@ def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str,
 
     def point(dataset: str, threat: str, method: str, attacker: str = "naive") -> Point:
         victims = settings.victims if threat == "type_2" else settings.batch_victims
-        size = SETUPS[dataset].batch_size
+        size = setup_of(dataset).batch_size
         own = (
             values | {"clip_norm": 6.0} if method.startswith("fed_cdp_decay") else values
         )  # the first of 6 → 2
@@ -146,7 +134,7 @@ def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str,
         (d, t, m, a)
         for t in TABLE_7
         for d in datasets
-        for m in METHODS
+        for m in RECORDED
         for a in ("naive", "clip_aware")
         if m != "dssgd" or d == "lfw"
     ]
@@ -170,19 +158,7 @@ def record_key(point: Point) -> dict[str, Any]:
     published = {
         "dataset": point.dataset,
         "threat_type": threat,
-        "method": PUBLISHED_METHOD[point.method],
+        "method": METHODS[point.method].published or point.method,
     }
     own = {name: value for name, value in asdict(point).items() if name not in published}
     return published | {"arm": point.method, "tap": point.tap} | own
-
-
-PUBLISHED_METHOD = {
-    "non_private": "non_private",
-    "fed_sdp_client": "fed_sdp",
-    "fed_sdp_server": "fed_sdp_server",  # Table VII's Fed-SDP has its noise at the client
-    "fed_cdp_example": "fed_cdp",
-    "fed_cdp_batch": "fed_cdp",
-    "fed_cdp_decay_example": "fed_cdp_decay",
-    "fed_cdp_decay_batch": "fed_cdp_decay",
-    "dssgd": "dssgd",
-}

@@ -1,8 +1,6 @@
 """One image a client, attacked under one defence of some strength: the cells that chapters 01 and 02 share."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,44 +8,14 @@ import torch
 
 from fl_privacy_lib.attacks import PUBLISHED, Attack
 from fl_privacy_lib.data import Dataset, Partition
-from fl_privacy_lib.defenses import (
-    Defense,
-    adaclip,
-    dssgd,
-    fed_alpha_cdp,
-    fed_cdp,
-    non_private,
-    pruned,
-    quantile_clipped,
-    random_noise,
-)
+from fl_privacy_lib.defenses import Defense, non_private
+from fl_privacy_lib.defenses.registry import build as build_defense
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.leakage import Scene
 from fl_privacy_lib.reproduction.experiments.setups import split_among
-from fl_privacy_lib.reproduction.points import Result, content_of, finished, load_cached
 from fl_privacy_lib.sampling import Plan
-
-METHODS: dict[str, Callable[["Cell"], Defense]] = {
-    "non_private": lambda c: non_private(),
-    "clipped": lambda c: fed_cdp(clip_norm=c.clip_norm, noise_scale=0.0),
-    "gaussian": lambda c: random_noise(c.level, "gaussian", at="per_example"),
-    "laplace": lambda c: random_noise(c.level, "laplace", at="per_example"),
-    "clipped_gaussian": lambda c: fed_cdp(clip_norm=c.clip_norm, noise_scale=c.level / c.clip_norm),
-    "pruned": lambda c: pruned(c.level, at="per_example"),
-    "dssgd": lambda c: dssgd(c.level, at="per_example"),
-    "fed_cdp": lambda c: fed_cdp(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
-    "fed_alpha_cdp_example": lambda c: fed_alpha_cdp(
-        "example", clip_norm=c.clip_norm, noise_scale=c.noise_scale
-    ),
-    "fed_alpha_cdp_batch": lambda c: fed_alpha_cdp(
-        "batch", clip_norm=c.clip_norm, noise_scale=c.noise_scale
-    ),
-    "quantile_clip": lambda c: quantile_clipped(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
-    "adaclip": lambda c: adaclip(clip_norm=c.clip_norm, noise_scale=c.noise_scale),
-}
-"""Defences whose strength is one number, `level`: a standard deviation per coordinate, or a fraction pruned."""
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -96,7 +64,8 @@ class Cell:
     @property
     def defense(self) -> Defense:
         """The defence under which the cell is measured."""
-        return METHODS[self.method](self)
+        settings = {"clip_norm": self.clip_norm, "noise_scale": self.noise_scale}
+        return build_defense(self.method, level=self.level, at="per_example", **settings)
 
 
 def clients_data(cell: Cell, data: Dataset, seed: int) -> list[np.ndarray]:
@@ -156,45 +125,3 @@ def measure(
 ) -> dict[str, np.ndarray]:
     """Attack all victims of all seeds of a cell and score them; see `leakage.measure`."""
     return leakage.measure(cell, data, device, snapshots, scene, attack_of)
-
-
-def finished_cells(
-    cells: Sequence[Cell],
-    device: torch.device,
-    snapshots: tuple[int, ...] = (),
-    label: str = "",
-    workers: int | None = None,
-    chapter: str = "02",
-    measure: Callable[..., Result] = measure,
-) -> Iterator[tuple[Cell, Result]]:
-    """Yield every cell with its result, as soon as it is there.
-
-    Parameters
-    ----------
-    cells : of a chapter's grid
-    device, snapshots : see `measure`
-    label, workers : as in `points.finished`; on a GPU a single process
-    chapter : with whose finished points they are kept
-    measure : cell, data, device, snapshots → result, where it is not this module's
-    """
-
-    def key(cell: Cell) -> dict[str, object]:
-        return (
-            asdict(cell)
-            | {"device": device.type, "snapshots": snapshots}
-            | content_of(cell.dataset)
-        )
-
-    def words(cell: Cell, result: Result) -> str:
-        what = f"{cell.dataset} {cell.method} {cell.level:g} {cell.attack} {cell.arm}"
-        return f"{what}: success {float(np.mean(result['success'])):.2f}"
-
-    count = 1 if device.type == "cuda" else workers
-    compute = partial(_measure, measure, device, snapshots)
-    return finished(chapter, cells, compute, key=key, words=words, label=label, workers=count)
-
-
-def _measure(
-    measure: Callable[..., Result], device: torch.device, snapshots: tuple[int, ...], cell: Cell
-) -> Result:
-    return measure(cell, load_cached(cell.dataset), device, snapshots)

@@ -1,6 +1,7 @@
 """Attacks on leaked gradients, scored: what the chapters on leakage share."""
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,11 @@ import torch
 from torch import nn
 
 from fl_privacy_lib import metrics
-from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.attacks import Attack, reconstruct
-from fl_privacy_lib.data import Dataset, Partition, available
+from fl_privacy_lib.data import Dataset, Partition
 from fl_privacy_lib.federated import Observation, Tap, simulate
 from fl_privacy_lib.models import build
-from fl_privacy_lib.reproduction.devices import device_name
+from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments.scoring import (
     first_successes,
     in_order,
@@ -24,8 +24,7 @@ from fl_privacy_lib.reproduction.experiments.scoring import (
     trivial_guesses,
 )
 from fl_privacy_lib.reproduction.experiments.setups import split_among
-from fl_privacy_lib.reproduction.paths import data_root
-from fl_privacy_lib.reproduction.points import Result, record_points
+from fl_privacy_lib.reproduction.records import Values
 from fl_privacy_lib.sampling import Plan
 
 
@@ -142,44 +141,46 @@ def measure(
     return {name: np.concatenate(values) for name, values in parts.items()} | first
 
 
-def datasets_to_record(name: str) -> tuple[str, ...]:
-    """Return the data sets that are recorded: the one named, or every one of the papers' that is there."""
-    wanted = ("mnist", "lfw", "cifar10") if name == "auto" else (name,)
-    names = tuple(name for name in wanted if available(name, data_root()))
-    if not names:
-        raise InputError(
-            f"none of {', '.join(wanted)} is in {data_root()}: set FL_PRIVACY_DATA to a folder that holds them."
-        )
-    return names
+@dataclass(frozen=True)
+class LeakageExperiment(Experiment):
+    """Attacks on images: what chapters 01 and 02 share.
+
+    Parameters
+    ----------
+    snapshots : attack iterations whose images are kept with each result
+    """
+
+    snapshots: tuple[int, ...] = ()
+
+    @abstractmethod
+    def grid(self, settings: Any, datasets: tuple[str, ...]) -> dict[str, list[Any]]:
+        """Return the recorded points by table, those that a verdict needs first."""
+
+    @abstractmethod
+    def key(self, point: Any) -> dict[str, Any]:
+        """Return a recorded row's key columns."""
+
+    def parts(self, settings: Any, folder: Path) -> list[Part]:
+        """Return a part for each table of the grid; see `Experiment.parts`."""
+
+        def rows(table: str, datasets: tuple[str, ...]) -> list[Row]:
+            return [
+                Row(self.key(point), (point,), partial(_metrics, point.seeds), point.seeds)
+                for point in self.grid(settings, datasets)[table]
+            ]
+
+        return [Part(t, partial(rows, t), IMAGES) for t in self.grid(settings, IMAGES)]
+
+    def words(self, point: Any, result: Result) -> str:
+        """Return what was attacked how, and the share that was recovered."""
+        names = ("dataset", "threat_type", "method", "level", "attack", "arm", "attacker")
+        settings = " ".join(f"{getattr(point, n)}" for n in names if hasattr(point, n))
+        return f"{settings}: success {float(np.mean(result['success'])):.2f}"
 
 
-def record_attacks(
-    grid: dict[str, list[Any]],
-    key: Callable[[Any], dict[str, Any]],
-    profile: str,
-    chapter: str,
-    only: str | None,
-    folder: Path,
-    run: Callable[..., Iterator[tuple[Any, Result]]],
-    device: torch.device,
-) -> None:
-    """Record every table of a grid whose points are attacks, or one; rows that stand already stay."""
-    if only is not None and only not in grid:
-        raise InputError(
-            f"chapter {chapter} records no table {only!r}; it records {', '.join(grid)}."
-        )
-    for table, points in grid.items():
-        if only in (None, table):
-            record_points(
-                table,
-                folder,
-                points,
-                key,
-                partial(run, label=f"{table} "),
-                lambda point, result: summary(result, point.seeds),
-                lambda point: {
-                    "seeds": point.seeds,
-                    "profile": profile,
-                    "device": device_name(device),
-                },
-            )
+IMAGES = ("mnist", "lfw", "cifar10")
+"""The papers' image data sets."""
+
+
+def _metrics(seeds: int, results: list[Result]) -> Values:
+    return summary(results[0], seeds)

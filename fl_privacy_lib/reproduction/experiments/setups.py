@@ -5,44 +5,79 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fl_privacy_lib.accounting.conventions import ROUNDS
 from fl_privacy_lib.data import Dataset, Partition, full_copies, iid, some_classes, two_shards
 
-PARTITIONS: dict[str, Callable[[Dataset, int, np.random.Generator], Partition]] = {
-    "mnist": lambda d, k, rng: two_shards(d.train_y, k, 500, rng),
-    "cifar10": lambda d, k, rng: two_shards(d.train_y, k, 400, rng),
-    "lfw": lambda d, k, rng: some_classes(d.train_y, k, 300, 15, rng),
-}
-"""The papers' split of each image data set; any other is split at random, 50 examples a client."""
-
-
-def split_among(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-    """Split a data set's training examples among clients, as the papers do or at random."""
-    if data.name in PARTITIONS:
-        return PARTITIONS[data.name](data, clients, rng)
-    return iid(len(data.train_y), clients, min(50, len(data.train_y)), rng)
-
-
-def clients_of(data: Dataset) -> int:
-    """Return the number of clients K that a data set is split among: the papers' 1,000, fewer for small data."""
-    return 1000 if data.name in PARTITIONS else 100
+Split = Callable[[Dataset, int, np.random.Generator], Partition]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A column of Fed-CDP's Table I: local batch B, rounds T, the network, and who holds what."""
+    """A column of Fed-CDP's Table I. L is 100 throughout.
+
+    Parameters
+    ----------
+    batch_size, rounds : B, T
+    examples, shape, classes : of the training data: N, an example's shape, number of classes
+    split : data set, K, generator → who holds which training examples
+    clients : K where it is not varied
+    """
 
     batch_size: int
     rounds: int
-    model: str
-    split: Callable[[Dataset, int, np.random.Generator], Partition]
+    examples: int
+    shape: tuple[int, ...]
+    classes: int
+    split: Split
+    clients: int = 1000
+
+    @property
+    def model(self) -> str:
+        """The network: the papers' CNN for images, their MLP for vectors."""
+        return network_for(self.shape)
+
+
+def network_for(shape: tuple[int, ...]) -> str:
+    """Return the name of the network that the papers train on examples of a shape."""
+    return "training_cnn" if len(shape) == 3 else "mlp"
+
+
+def _equally(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+    return iid(len(data.train_y), clients, min(50, len(data.train_y)), rng)
 
 
 SETUPS = {
-    "mnist": Setup(5, 100, "training_cnn", PARTITIONS["mnist"]),
-    "cifar10": Setup(4, 100, "training_cnn", PARTITIONS["cifar10"]),
-    "lfw": Setup(3, 60, "training_cnn", PARTITIONS["lfw"]),
-    "adult": Setup(3, 10, "mlp", lambda d, k, rng: iid(len(d.train_y), k, 300, rng)),
-    "cancer": Setup(4, 3, "mlp", lambda d, k, rng: full_copies(len(d.train_y), k)),
-    "digits": Setup(5, 100, "training_cnn", lambda d, k, rng: two_shards(d.train_y, k, 100, rng)),
-}
-"""Digits are no data of the paper: they stand in for MNIST where its files are not there. L is 100 throughout."""
+    "mnist": Setup(5, ROUNDS["mnist"], 50_000, (1, 28, 28), 10,
+                   lambda d, k, rng: two_shards(d.train_y, k, 500, rng)),
+    "cifar10": Setup(4, ROUNDS["cifar10"], 40_000, (3, 32, 32), 10,
+                     lambda d, k, rng: two_shards(d.train_y, k, 400, rng)),
+    "lfw": Setup(3, ROUNDS["lfw"], 2_267, (3, 32, 32), 62,
+                 lambda d, k, rng: some_classes(d.train_y, k, 300, 15, rng)),
+    "adult": Setup(3, ROUNDS["adult"], 36_631, (105,), 2,
+                   lambda d, k, rng: iid(len(d.train_y), k, 300, rng)),
+    "cancer": Setup(4, ROUNDS["cancer"], 426, (30,), 2,
+                    lambda d, k, rng: full_copies(len(d.train_y), k)),
+}  # fmt: skip
+"""The papers' data sets, in the order of their tables."""
+PAPER = tuple(SETUPS)
+SETUPS["digits"] = Setup(5, 100, 1_347, (1, 28, 28), 10,
+                         lambda d, k, rng: two_shards(d.train_y, k, 100, rng), 100)  # fmt: skip
+
+
+def setup_of(dataset: str) -> Setup:
+    """Return a data set's set-up; a reader's own data are trained as MNIST is and split at random.
+
+    Digits are no data of the papers: they stand in for MNIST where its files are not there.
+    """
+    own = Setup(5, 100, 0, (1, 28, 28), 10, _equally, 100)
+    return SETUPS.get(dataset, own)
+
+
+def split_among(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+    """Split a data set's training examples among clients, as the papers do or at random."""
+    return setup_of(data.name).split(data, clients, rng)
+
+
+def clients_of(data: Dataset) -> int:
+    """Return the number of clients K that a data set is split among: 1,000, fewer for small data."""
+    return setup_of(data.name).clients

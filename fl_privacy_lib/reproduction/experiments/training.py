@@ -7,6 +7,7 @@ A `Training` is one cell of the paper's tables: data set, method, reading of the
 
 import hashlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -20,26 +21,18 @@ from torch import nn
 
 from fl_privacy_lib._checks import one_of
 from fl_privacy_lib.data import Partition
-from fl_privacy_lib.defenses import (
-    Defense,
-    dssgd,
-    fed_cdp,
-    fed_cdp_decay,
-    fed_sdp,
-    median_clipped,
-    non_private,
-    pruned,
-)
+from fl_privacy_lib.defenses import Defense, pruned
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.registry import build as build_defense
 from fl_privacy_lib.defenses.route import Then
 from fl_privacy_lib.defenses.stage import Transformation
 from fl_privacy_lib.federated import accuracy, simulate
 from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.models import build, parameters_of
-from fl_privacy_lib.reproduction.experiments.setups import SETUPS
-from fl_privacy_lib.reproduction.points import load_cached
+from fl_privacy_lib.reproduction.experiments.setups import network_for, setup_of
+from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.records import source_digest
 from fl_privacy_lib.sampling import Plan
 
@@ -54,6 +47,7 @@ DECAYS = {
     "fed_cdp_decay_cyclic": "cyclic",
 }
 METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, "median_clip", "dssgd")
+DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
 WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
 CHECKS = 20  # times that a training is looked at
 LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
@@ -103,30 +97,24 @@ class Training:
     @property
     def defense(self) -> Defense:
         """What clients and server do, as a filling of the route."""
-        where = "example" if self.setting == "printed" else "batch"
-        own: dict[str, Any] = {"clip_norm": self.clip_norm, "noise_scale": self.noise_scale}
-        if self.method in SDP:
-            at = "server" if self.method == "fed_sdp_server" else "client"
-            made = fed_sdp(
-                at, participants=None if self.setting == "printed" else self.participants, **own
-            )
-        elif self.method == "median_clip":
-            made = median_clipped(where, noise_scale=self.noise_scale)
-        elif self.method in DECAYS:
-            kind = DECAYS[self.method]
-            made = fed_cdp_decay(where, **own, end=self.clip_end, rounds=self.rounds, kind=kind)
-        else:
-            bare = {"non_private": non_private, "dssgd": dssgd}
-            made = bare[self.method]() if self.method in bare else fed_cdp(where, **own)
-        return pruned(self.pruned, defense=made) if self.pruned else made
+        printed = self.setting == "printed"
+        name = "fed_sdp_client" if self.method == "fed_sdp" else self.method
+        if self.method in ("fed_cdp", "median_clip", *DECAYS):
+            kind = "fed_cdp_decay" if self.method in DECAYS else self.method
+            name = f"{kind}_example" if printed else f"{kind}_batch"
+        filled = build_defense(
+            name, clip_norm=self.clip_norm, noise_scale=self.noise_scale, level=DSSGD_SHARE,
+            participants=None if printed else self.participants, end=self.clip_end,
+            rounds=self.rounds, kind=DECAYS.get(self.method),
+        )  # fmt: skip
+        return pruned(self.pruned, defense=filled) if self.pruned else filled
 
     @property
     def multiplier(self) -> float:
         """Noise multiplier of one release: on the batch mean, in units of C/B; for Fed-SDP of one update, of C."""
         if self.method in SDP:
-            return self.noise_scale / (
-                1 if self.setting == "printed" else math.sqrt(self.participants)
-            )
+            clients = 1 if self.setting == "printed" else self.participants
+            return self.noise_scale / math.sqrt(clients)
         divisor = "sqrt_batch" if self.setting == "printed" else "batch"
         noisy = self.method not in ("non_private", "dssgd")
         return effective_multiplier(self.noise_scale, self.batch_size, divisor) if noisy else 0.0
@@ -134,12 +122,9 @@ class Training:
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training."""
         counts = (
-            self.clients,
-            self.participants,
-            rounds or self.rounds,
-            self.local_iterations,
+            self.clients, self.participants, rounds or self.rounds, self.local_iterations,
             self.batch_size,
-        )
+        )  # fmt: skip
         return Plan(*counts, local_lr=self.local_lr, seed=seed)
 
 
@@ -175,19 +160,14 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
     if point.held_out:
         order = np.random.default_rng(0).permutation(len(data.train_y))
         out, rest = np.split(order, [len(order) // 10])
+        x, y, none = data.train_x, data.train_y, slice(0)
         data = replace(
-            data,
-            validation_x=data.train_x[out],
-            validation_y=data.train_y[out],
-            test_x=data.test_x[:0],
-            test_y=data.test_y[:0],
-            train_x=data.train_x[rest],
-            train_y=data.train_y[rest],
-        )
-    setup = SETUPS[point.dataset]
-    generator = torch.Generator().manual_seed(seed)
-    model = build(setup.model, data.example_shape, data.n_classes, generator).to(device)
-    partition = setup.split(data, point.clients, np.random.default_rng([seed, 1]))
+            data, train_x=x[rest], train_y=y[rest], validation_x=x[out], validation_y=y[out],
+            test_x=data.test_x[none], test_y=data.test_y[none],
+        )  # fmt: skip
+    generator, shape = torch.Generator().manual_seed(seed), data.example_shape
+    model = build(network_for(shape), shape, data.n_classes, generator).to(device)
+    partition = setup_of(point.dataset).split(data, point.clients, np.random.default_rng([seed, 1]))
 
     def part(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.as_tensor(x).to(device), torch.as_tensor(y).to(device)
@@ -211,13 +191,11 @@ def read_checkpoint(checkpoint: Path) -> tuple[Gradient, dict[int, float | None]
     return record["weights"], {round: score for round, _, score in record["history"]}
 
 
-def end_if_not_finite(checkpoint: Path, report: RoundReport | None = None) -> None:
+def end_if_not_finite(checkpoint: Path) -> None:
     """Raise `NotFinite` where the last finished round was looked at and its weights are not finite.
 
     Nothing else ends a training: one that is at chance under much noise may still learn, late.
     """
-    if report is not None and report.accuracy is None:
-        return  # most rounds: nothing has to be read
     weights, looks = read_checkpoint(checkpoint)
     if looks[max(looks)] is not None and not math.isfinite(norm_of(weights)):
         raise NotFinite
@@ -282,17 +260,28 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     weights : [P] of the first seed
     norms : [T, L, M] of the first seed where the point is watched
     """
-    name = hashlib.sha256(repr((asdict(point), device.type, source_digest())).encode()).hexdigest()[
-        :24
-    ]
+    settings = repr((asdict(point), device.type, source_digest()))
+    name = hashlib.sha256(settings.encode()).hexdigest()[:24]
     paths = [folder / f"{name}_{seed}.pt" for seed in range(point.seed, point.seed + point.seeds)]
     runs = [train(point, point.seed + i, device, path) for i, path in enumerate(paths)]
     for path in paths:
         path.unlink()
+        _clock(path).unlink()
     first = {name: runs[0].pop(name) for name in ("weights", "norms") if name in runs[0]}
-    return {
-        name: np.array([run[name] for run in runs]) for name in runs[0] if name not in first
-    } | first
+    result = {name: np.array([run[name] for run in runs]) for name in runs[0]}
+    return result | first | {"seconds": result["seconds"].sum()}
+
+
+def _clock(checkpoint: Path) -> Path:
+    """Return the file that holds how many seconds a training has run, interrupted runs included."""
+    return checkpoint.with_suffix(".seconds")
+
+
+def _after_round(checkpoint: Path, started: float, report: RoundReport) -> None:
+    """Write the time after a round that was looked at, and end a training that has broken."""
+    if report.accuracy is not None:
+        _clock(checkpoint).write_text(str(time.perf_counter() - started))
+        end_if_not_finite(checkpoint)
 
 
 def score(
@@ -316,7 +305,8 @@ def train(
     engine: str | Sequence[str] = ENGINE,
 ) -> dict[str, Any]:
     """Train one seed and return what `measure` collects."""
-    taken = ""
+    taken, earlier = "", _clock(checkpoint)
+    started = time.perf_counter() - (float(earlier.read_text()) if earlier.exists() else 0.0)
     start, plan, defense = scene(point, seed, device), point.plan(seed), point.defense
     norms = NormWatch()
     if point.watched:
@@ -330,28 +320,20 @@ def train(
         if checkpoint.exists() and not point.watched:
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
         taken = simulate(
-            start.model,
-            start.train,
-            start.partition,
-            plan,
-            defense,
-            evaluation=looked,
-            evaluate_every=every,
-            on_round=partial(end_if_not_finite, checkpoint),
-            engine=engine,
-            checkpoint=checkpoint,
-            resume=not point.watched,
-        ).engine
+            start.model, start.train, start.partition, plan, defense, engine=engine,
+            evaluation=looked, evaluate_every=every,
+            on_round=partial(_after_round, checkpoint, started),
+            checkpoint=checkpoint, resume=not point.watched,
+        ).engine  # fmt: skip
     last, history = read_checkpoint(checkpoint)
     weights = {name: w.to(device) for name, w in last.items()}
     curve = {t: value for t, value in history.items() if value is not None}
     growth = norm_of(weights) / first_norm
     looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
-    found = {
+    tested = len(start.test[1]) > 0
+    result = {
         "accuracy": score(start.model, weights, start.evaluation, engine),
-        "test_accuracy": score(start.model, weights, start.test, engine)
-        if len(start.test[1])
-        else math.nan,
+        "test_accuracy": score(start.model, weights, start.test, engine) if tested else math.nan,
         "rounds_run": max(curve) + 1,
         "diverged": float(has_diverged(curve, constant, growth)),
         "growth": growth,
@@ -359,6 +341,8 @@ def train(
         "curve": [curve.get(t, math.nan) for t in looks],
         "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
     }
-    return found | (
-        {"norms": norms.table(plan.rounds, plan.local_iterations)} if point.watched else {}
-    )
+    if point.watched:
+        result["norms"] = norms.table(plan.rounds, plan.local_iterations)
+    result["seconds"] = time.perf_counter() - started
+    _clock(checkpoint).write_text(str(result["seconds"]))
+    return result

@@ -1,0 +1,230 @@
+"""An experiment: what a chapter measures, and the one way to run it.
+
+The same points serve a notebook's live run and the recording. They run side by side in processes,
+each is kept as soon as it is done, and equal ones are computed once; a run that is interrupted goes
+on where it stopped and loses at most the points under way.
+"""
+
+import os
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import joblib
+import numpy as np
+import torch
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.reproduction.devices import device_name, pick_device
+from fl_privacy_lib.reproduction.loading import content_of, only_available
+from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
+from fl_privacy_lib.reproduction.progress import report_progress, time_left
+from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache, Values
+
+Result = dict[str, np.ndarray]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recorded point: what has to be measured, and what is read off the results.
+
+    Parameters
+    ----------
+    key : the columns that name its rows: the published table's own, then the settings that ran
+    points : what is measured; none for a value that is computed at once
+    values : the points' results, in their order → metrics
+    seeds : repetitions behind each value
+    """
+
+    key: dict[str, Any]
+    points: tuple[Any, ...]
+    values: Callable[[list[Result]], Values]
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a recording that can be started by itself.
+
+    Parameters
+    ----------
+    table : 'paper/table'
+    rows : the data sets that are recorded → rows, the ones that a verdict needs first
+    datasets : of the published table; none where no data set is needed
+    name : of the part where a table has several; else the table's
+    long : hours on a CPU: recorded where it is named, or on a CUDA device
+    alone : its points are timed, one after the other
+    """
+
+    table: str
+    rows: Callable[[tuple[str, ...]], list[Row]]
+    datasets: tuple[str, ...] = ()
+    name: str = ""
+    long: bool = False
+    alone: bool = False
+
+
+class Experiment(ABC):
+    """What a chapter measures. Instances travel to worker processes, so they hold settings only."""
+
+    chapter: ClassVar[str]
+    on_cpu: ClassVar[bool] = False  # nothing here runs faster on a GPU
+
+    @abstractmethod
+    def parts(self, settings: Any, folder: Path) -> list[Part]:
+        """Return what is recorded at these settings, in order; `folder` has the measured tables."""
+
+    @abstractmethod
+    def run(self, point: Any, device: torch.device) -> Result:
+        """Measure a point; where it knows the `seconds` of earlier, interrupted runs, they count."""
+
+    @abstractmethod
+    def words(self, point: Any, result: Result) -> str:
+        """Return a line of progress."""
+
+    def identity(self, point: Any) -> dict[str, object]:
+        """Return every setting that a point's result depends on."""
+        settings = asdict(point) | vars(self)
+        return {"kind": type(point).__name__} | settings | content_of(settings.get("dataset", ""))
+
+    def representative(self, point: Any) -> Any:
+        """Return the point that is measured for this one; both have the same result."""
+        return point
+
+    def finish(
+        self,
+        points: Sequence[Any],
+        device: torch.device = CPU,
+        label: str = "",
+        workers: int | None = None,
+    ) -> Iterator[tuple[Any, Result]]:
+        """Yield every point with its result, in order; points that were finished before come at once.
+
+        Parameters
+        ----------
+        points : hashable
+        device : where they run; a GPU is used by one process
+        label : stands before each line of progress
+        workers : processes of one thread each, None: one a core. Two threads that wait for each
+            other at every small operation lose more than they win.
+        """
+        cache, started = PointCache(point_cache(self.chapter)), time.perf_counter()
+        measured = [self.representative(point) for point in points]
+        distinct = list(dict.fromkeys(measured))
+        missing = [p for p in distinct if not cache.has(self.identity(p) | {"device": device.type})]
+        count = min(workers or os.cpu_count() or 1, len(missing)) if device.type == "cpu" else 1
+        fresh = _in_order(self, missing, device, count)
+        results: dict[Any, Result] = {}
+        done = 0
+        for point, same in zip(points, measured, strict=True):
+            if same not in results:
+                new = same in missing
+                results[same] = next(fresh) if new else _compute(self, same, device)
+                done += new
+                remaining = time_left(started, done, len(missing)) if new else "kept from before"
+                words, seconds = self.words(same, results[same]), float(results[same]["seconds"])
+                report_progress(
+                    f"{label}{len(results)}/{len(distinct)} {words}, {seconds:.0f} s; {remaining}"
+                )
+            yield point, results[same]
+
+
+def _compute(experiment: Experiment, point: Any, device: torch.device) -> Result:
+    """Return a point's result, from the cache or measured and kept. Runs in a worker or here."""
+    key = experiment.identity(point) | {"device": device.type}
+    cache = PointCache(point_cache(experiment.chapter))
+    return cache.get(key, lambda: experiment.run(point, device))
+
+
+def _in_order(
+    experiment: Experiment, points: Sequence[Any], device: torch.device, workers: int
+) -> Iterator[Result]:
+    if workers < 2:
+        return (_compute(experiment, point, device) for point in points)
+    with joblib.parallel_config("loky", initializer=_start_worker, initargs=(os.getpid(),)):
+        pool = joblib.Parallel(workers, return_as="generator", batch_size=1, pre_dispatch="all")
+        return pool(joblib.delayed(_compute)(experiment, point, device) for point in points)
+
+
+def _start_worker(parent: int) -> None:
+    """Use one thread, leave Ctrl-C to the parent, and end when the parent has ended, however it did."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def record(
+    experiment: Experiment, settings: Any, only: str | None = None, folder: Path = MEASURED
+) -> None:
+    """Write the rows that the record lacks, each as soon as its points are finished.
+
+    Parameters
+    ----------
+    settings : usually the `full` profile. `dataset` restricts the recording to one data set; one
+        that a table does not have in its paper is recorded there where the table is named.
+    only : a part's name or 'paper/table'; None: all, but the long ones only on a CUDA device
+    folder : where the measured tables lie
+    """
+    device = CPU if experiment.on_cpu else pick_device(settings.device)
+    parts = experiment.parts(settings, folder)
+    wanted = [p for p in parts if only in (p.name, p.table)]
+    if only is None:
+        wanted = [p for p in parts if device.type == "cuda" or not p.long]
+    if not wanted:
+        known = ", ".join(dict.fromkeys(p.name or p.table for p in parts))
+        raise InputError(f"chapter {experiment.chapter} records no {only!r}; it records {known}.")
+    torch.set_num_threads(1)
+    meta = {"profile": settings.profile, "device": device_name(device)}
+    named = getattr(settings, "dataset", "auto")
+    recorded = 0
+    for part in wanted:
+        names = part.datasets
+        if named != "auto" and names:
+            names = (named,) if named in names or only is not None else ()
+        here = only_available(names)
+        if rows := part.rows(here) if here or not part.datasets else []:
+            recorded += 1
+            _record_rows(experiment, part, rows, device, folder, meta)
+    if not recorded:
+        raise InputError(
+            f"nothing was recorded: dataset = {named} of {only or 'these tables'} is not in "
+            f"{data_root()}: set FL_PRIVACY_DATA to a folder that holds it, or name another."
+        )
+
+
+def _record_rows(
+    experiment: Experiment, part: Part, rows: list[Row], device: torch.device, folder: Path,
+    meta: dict[str, Any],
+) -> None:  # fmt: skip
+    keys = [k for k in (*rows[0].key, "metric") if k != "seeds"]  # a column of every record
+    record = MeasuredTable(folder / f"{part.table}.csv", keys)
+    missing = [row for row in rows if not is_recorded(record, row)]
+    done = len(rows) - len(missing)
+    report_progress(f"{part.table}: {done} of {len(rows)} points are recorded already")
+    points = [point for row in missing for point in row.points]
+    label, workers = f"{part.name or part.table} ", 1 if part.alone else None
+    stream = experiment.finish(points, device, label, workers)
+    for row in missing:
+        started = time.perf_counter()
+        results = [next(stream)[1] for _ in row.points]
+        values = row.values(results)
+        seconds = sum(float(r["seconds"]) for r in results) or time.perf_counter() - started
+        record.add(row.key, values, seconds=seconds, seeds=row.seeds, **meta)
+
+
+def is_recorded(record: MeasuredTable, row: Row) -> bool:
+    """Return whether the record has a row; of a computed one, whether it has all of its metrics."""
+    metrics = set(record.rows_of(row.key)["metric"])
+    return set(row.values([])) <= metrics if not row.points else bool(metrics)

@@ -1,0 +1,59 @@
+"""Data sets for points and pages: read once a process, and only the part that is needed."""
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data import DATASETS, Dataset, available, load
+from fl_privacy_lib.reproduction.paths import data_root, decoded_cache
+from fl_privacy_lib.reproduction.progress import report_progress
+
+
+@functools.cache
+def load_cached(name: str, train_only: bool = True) -> Dataset:
+    """Return a data set; with `train_only` only its training part, since each worker holds a copy."""
+    data = load(name, data_root(), decoded_cache())
+    if not train_only:
+        return data
+    return replace(data, validation_x=data.validation_x[:0].copy(), test_x=data.test_x[:0].copy())
+
+
+@functools.cache
+def labelled(name: str) -> Dataset:
+    """Return a data set without its inputs: what a split or a count of classes needs."""
+    data = load(name, data_root(), decoded_cache())
+    none = data.train_x[:0].copy()
+    return replace(data, train_x=none, validation_x=none, test_x=none)
+
+
+def load_if_available(name: str) -> Dataset | None:
+    """Return a data set without its inputs, or None where its files are absent or damaged."""
+    try:
+        return labelled(name) if available(name, data_root()) else None
+    except InputError:
+        return None
+
+
+def content_of(dataset: str) -> dict[str, object]:
+    """Return a digest of a reader's own file, {'content': …}; an empty dict for a known data set."""
+    if not dataset.startswith("npz:"):
+        return {}
+    path = data_root() / Path(dataset.removeprefix("npz:")).expanduser()
+    return {"content": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def only_available(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the data sets whose files are there; the others are named in a line of progress."""
+    names = list(names)
+    root = data_root()
+    missing = [
+        n
+        for n in names
+        if not n.startswith("npz:") and (n not in DATASETS or not available(n, root))
+    ]
+    if missing:
+        report_progress(f"not recorded, their files are not in {root}: {', '.join(missing)}")
+    return tuple(name for name in names if name not in missing)

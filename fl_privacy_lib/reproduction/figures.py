@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from fl_privacy_lib.defenses.registry import METHODS
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.names import NAMES
 
@@ -45,7 +46,7 @@ STYLE: dict[Any, Any] = {
 
 def named(code: str) -> str:
     """Return the reader's name of a code name."""
-    return NAMES.get(code, code)
+    return METHODS[code].title if code in METHODS else NAMES.get(code, code)
 
 
 def use_style() -> None:

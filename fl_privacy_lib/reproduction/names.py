@@ -1,8 +1,6 @@
 """What a reader sees in place of a code name. A method's title stands in the registry of methods."""
 
-from fl_privacy_lib.defenses.registry import METHODS
-
-NAMES = {name: method.title for name, method in METHODS.items()} | {
+NAMES = {
     "naive": "naive",
     "clip_aware": "clip-aware",
     "prior": "naive, with a prior",

@@ -12,7 +12,8 @@ from fl_privacy_lib.accounting.conventions import CONVENTIONS
 from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.recompute import Cell, recompute
 from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
-from fl_privacy_lib.defenses import Defense, Holding, fed_cdp, fed_sdp, non_private
+from fl_privacy_lib.defenses import Defense, Holding
+from fl_privacy_lib.defenses.registry import build
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.sampling import Plan
 
@@ -64,19 +65,11 @@ def cell_row(table: str, cell: Cell) -> dict[str, Any]:
 
 def own_system(settings: CountingPrivacy) -> tuple[Defense, Plan, Holding]:
     """Return the defence, plan and data that a reader's parameters describe."""
-    budget: dict[str, Any] = {"clip_norm": settings.clip_norm, "noise_scale": settings.noise_scale}
-    divide = None if settings.divide_by == "as_method" else settings.divide_by
-    built = {
-        "fed_cdp_example": lambda: fed_cdp(
-            "example", divide_by=divide, scope=settings.clip_scope, **budget
-        ),
-        "fed_cdp_batch": lambda: fed_cdp(
-            "batch", divide_by=divide, scope=settings.clip_scope, **budget
-        ),
-        "fed_sdp_client": lambda: fed_sdp("client", **budget),
-        "fed_sdp_server": lambda: fed_sdp("server", **budget),
-        "non_private": non_private,
-    }
+    defense = build(
+        settings.method, clip_norm=settings.clip_norm, noise_scale=settings.noise_scale,
+        divide_by=None if settings.divide_by == "as_method" else settings.divide_by,
+        scope=settings.clip_scope,
+    )  # fmt: skip
     plan = Plan(
         settings.clients,
         settings.participants,
@@ -94,7 +87,7 @@ def own_system(settings: CountingPrivacy) -> tuple[Defense, Plan, Holding]:
         settings.holders,
         settings.repeats,
     )
-    return built[settings.method](), plan, holding
+    return defense, plan, holding
 
 
 def curve(

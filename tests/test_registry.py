@@ -1,0 +1,97 @@
+"""The registry of methods: one entry brings a defence into every live table, attack, audit and account."""
+
+import inspect
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fl_privacy_lib import audit
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters.threat_types import grid, run
+from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
+from fl_privacy_lib.defenses import Defense, Holding, Transformation, registry
+from fl_privacy_lib.defenses.registry import METHODS, Method, build
+from fl_privacy_lib.reproduction import experiment
+from fl_privacy_lib.reproduction.experiments.cells import Cell
+from fl_privacy_lib.reproduction.figures import named
+from fl_privacy_lib.sampling import Plan
+
+PLAN, HOLDING = Plan(20, 5, 3, 2, 4, local_lr=0.1), Holding(400, 20, 3)
+
+
+# ---- the worked example of the page "Add your own defence"
+@dataclass(frozen=True)
+class Signs(Transformation):
+    """Send the sign of each coordinate, times its tensor's mean magnitude."""
+
+    def __call__(self, values, ctx):
+        """Return updates [clients, …] of which only signs and one number a tensor are left."""
+        mean = {n: v.abs().flatten(1).mean(1) for n, v in values.items()}  # [clients]
+        return {n: v.sign() * mean[n].view(-1, *[1] * (v.dim() - 1)) for n, v in values.items()}
+
+
+SIGNS = Method("sign compression", lambda: Defense("signs", per_client=Signs()))
+# ----
+
+
+@pytest.fixture
+def signs(monkeypatch):
+    monkeypatch.setitem(METHODS, "signs", SIGNS)
+
+
+def test_the_example_is_twelve_lines():
+    lines = inspect.getsource(Signs).splitlines() + inspect.getsource(SIGNS.builder).splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= 12
+
+
+def test_it_stands_in_the_live_table_where_it_shows_something_of_its_own(signs):
+    points = grid.grid(ThreatTypes(), "digits", 100)
+    by_threat = {p.threat_type: p for p in points if p.method == "signs"}
+    assert set(by_threat) == {"type_2", "type_1"} and named("signs") == "sign compression"
+    assert by_threat["type_2"].view.method == "non_private"  # nothing has happened at that tap
+    assert by_threat["type_1"].view.method == "signs"
+    assert {p.attacker for p in points if p.method == "signs"} == {"naive"}  # nothing is clipped
+
+
+def test_it_is_attacked_like_all_others(signs, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
+    small = {"victims": 1, "max_iterations": 1, "clients": 100}
+    points = [
+        grid.Point("digits", "type_1", "signs", "naive", **small),
+        Cell("digits", "signs", arm="prior", seeds=1, **small),
+    ]
+    for _, result in run.EXPERIMENT.finish(points, workers=1):
+        assert result["images"].shape == (1, 1, 1, 28, 28)
+
+
+def test_what_it_keeps_is_signs_and_scales(signs):
+    update = {"w": torch.tensor([[[1.0, -3.0], [0.0, 4.0]], [[1.0, 1.0], [1.0, -1.0]]])}
+    kept = build("signs").per_client(update, None)["w"]
+    assert kept.tolist() == [[[2, -2], [0, 2]], [[1, 1], [1, -1]]]
+
+
+def test_it_is_audited_and_accounted_for_and_nothing_is_proved(signs):
+    defense = build("signs", clip_norm=4.0, noise_scale=6.0)
+    statement = audit.statement(defense, PLAN, HOLDING, delta=1e-5)
+    assert statement.proved.epsilon == float("inf") and statement.proved.reasons
+    assert defense.events(PLAN, HOLDING) == ()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_entry_builds_from_any_settings_and_has_a_title(name):
+    settings = {
+        "clip_norm": 2.0,
+        "noise_scale": 3.0,
+        "level": 0.25,
+        "at": "per_client",
+        "rounds": 7,
+    }
+    assert isinstance(build(name, **settings, dataset="mnist"), Defense)
+    assert named(name) == METHODS[name].title != name
+
+
+def test_a_misspelt_method_is_named():
+    with pytest.raises(InputError, match="did you mean fed_cdp_batch"):
+        build("fed_cdp_bacth")
+    assert registry.METHODS is METHODS

@@ -215,11 +215,12 @@ def check_per_example(model: nn.Module) -> None:
 
     Raises
     ------
-    InputError If nothing is trainable; for a normalisation over the batch, or one that keeps
-        running statistics: one example's gradient then depends on its neighbours, and clipping it
-        bounds nothing (frozen statistics, ``layer.eval()``, are a fixed affine map and are
-        allowed); for dropout in training mode, whose masks no plan keys; and for GRU and RNN
-        layers, which automatic differentiation cannot vectorise over examples.
+    InputError
+        If nothing is trainable; for a normalisation over the batch, or one that keeps running
+        statistics: one example's gradient then depends on its neighbours, and clipping it bounds
+        nothing (frozen statistics, ``layer.eval()``, are a fixed affine map and are allowed); for
+        dropout in training mode, whose masks no plan keys; and for GRU and RNN layers, which
+        automatic differentiation cannot vectorise over examples.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(

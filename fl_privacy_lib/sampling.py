@@ -41,18 +41,20 @@ class Plan:
         L, the batches that a client uses in one participation.
     batch_size : int
         B, examples in a batch; under ``"poisson"`` their expected number.
-    client_sampling : {"fixed", "poisson", "one_pass"} ``fixed``: K_t different clients, uniformly.
-        ``poisson``: each client with probability K_t / K, independently; a round may be empty.
-        ``one_pass``: each epoch of K // K_t rounds has a fresh order of all clients, cut into
-        rounds of K_t; the K mod K_t at its end sit this epoch out.
+    client_sampling : {"fixed", "poisson", "one_pass"}
+        ``fixed``: K_t different clients, uniformly. ``poisson``: each client with probability K_t /
+        K, independently; a round may be empty. ``one_pass``: each epoch of K // K_t rounds has a
+        fresh order of all clients, cut into rounds of K_t; the K mod K_t at its end sit this epoch
+        out.
     batch_sampling : {"one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"}
         See the notes.
     local_lr, server_lr : float
         Learning rates of the client's iterations and of the server's step.
-    client_weighting : {"uniform", "num_examples"} What an update counts for in the aggregate.
-        ``uniform``: 1/K_t each, as in the papers, whatever the clients hold and however many
-        Poisson sampling drew. ``num_examples``: n_k/n over the round's participants, as in
-        federated averaging (McMahan et al. 2017); the sizes n_k are then public.
+    client_weighting : {"uniform", "num_examples"}
+        What an update counts for in the aggregate. ``uniform``: 1/K_t each, as in the papers,
+        whatever the clients hold and however many Poisson sampling drew. ``num_examples``: n_k/n
+        over the round's participants, as in federated averaging (McMahan et al. 2017); the sizes
+        n_k are then public.
     seed : int
         0 to 2**63 - 1; the only source of randomness.
 
@@ -190,11 +192,12 @@ class Plan:
 
         Returns
         -------
-        list of ndarray of int64 L arrays of positions 0 to n - 1 among the client's examples. Each
-            has B entries, all different; under ``"poisson"`` any number of entries. A pass that
-            comes to its end begins again in the same order, so no batch is short; if L B < n, the
-            examples after the first L B of the order are left out (under ``"one_pass_fixed"`` the
-            same ones in every round).
+        list of ndarray of int64
+            L arrays of positions 0 to n - 1 among the client's examples. Each has B entries, all
+            different; under ``"poisson"`` any number of entries. A pass that comes to its end
+            begins again in the same order, so no batch is short; if L B < n, the examples after the
+            first L B of the order are left out (under ``"one_pass_fixed"`` the same ones in every
+            round).
 
         Raises
         ------

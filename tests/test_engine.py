@@ -31,7 +31,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
-from fl_privacy_lib.federated.reduction import joined, nodes_within, tree_sum
+from fl_privacy_lib.federated.reduction import nodes_within, tree_sum
 from fl_privacy_lib.federated.stacked import BATCH_SLICE, stack
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.sampling import Plan
@@ -540,13 +540,15 @@ def test_the_bits_of_a_sum_do_not_depend_on_where_it_is_cut(count, cuts, seed):
             [({"w": values[i : i + 1].clone()}, [{"i": torch.tensor(i)}]) for i in range(low, high)]
         )
 
-    whole, reports = tree_sum(blocks(0, count), (0, count))
+    whole, reports = tree_sum((0, count), {}, blocks(0, count))
     bounds = sorted({0, count, *(min(c, count) for c in cuts)})
     sums = {}
     for low, high in pairwise(bounds):
         stream = blocks(low, high)
-        sums |= {node: tree_sum(stream, node) for node in nodes_within(low, high, (0, count))}
+        nodes = nodes_within(low, high, (0, count))
+        sums |= {node: tree_sum(node, {}, stream) for node in nodes}
         assert next(stream, None) is None
-    again, told = joined(sums, (0, count))
+    again, same_reports = tree_sum((0, count), sums, iter(()))
     assert torch.equal(whole["w"], again["w"]) and torch.isclose(whole["w"], values.sum())
-    assert [int(r["i"]) for r in reports] == [int(r["i"]) for r in told] == list(range(count))
+    for reported in (reports, same_reports):
+        assert [int(r["i"]) for r in reported] == list(range(count))

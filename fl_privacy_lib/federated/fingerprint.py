@@ -38,7 +38,7 @@ def fingerprint(job: Job, taps: Iterable[Tap]) -> Fingerprint:
         "model": (str(job.model), flags, trained, dict(job.model.named_buffers())),
         "initial weights": dict(job.model.named_parameters()),
         "taps": sorted(map(astuple, taps)),
-        "engine": "generic" if job.form is None else type(job.form).__name__,
+        "engine": job.engine,
     }
     return {name: digest(part) for name, part in parts.items()}
 

@@ -27,8 +27,9 @@ class MarginLoss:
 
     Parameters
     ----------
-    kind : {'logistic', 'hinge'} With labels y in {0, 1} and t = 2y − 1: ln(1 + e^{−tm}), or max(0,
-        1 − tm) of the support vector machine.
+    kind : {'logistic', 'hinge'}
+        With labels y in {0, 1} and t = 2y − 1: ln(1 + e^{−tm}), or max(0, 1 − tm) of the support
+        vector machine.
     l2 : float, ≥ 0
 
     Examples

@@ -2,27 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 
 import numpy as np
 import torch
+from torch import nn
 
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.participation import Examples
-from fl_privacy_lib.federated.stacked import Stack, Views
+from fl_privacy_lib.federated.stacked import Stack, Views, stack
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
 
-def fusible(defense: Defense) -> bool:
-    """Return whether a defence's local iterations are data that the engine can fuse.
+def stacked_form(model: nn.Module, train: Examples, defense: Defense) -> Stack | str:
+    """Return the model in the engine's form, or what the engine does not know.
 
-    Begin-of-participation draws and per-example rules of one's own see whole gradients, so they
-    take the generic path.
+    Draws that a participation shares, and a user's rules for each example, see whole gradients: a
+    defence that has them takes the generic path.
     """
-    return defense.begin_client is None and type(defense.per_example) in (PerExample, type(None))
+    if defense.begin_client or type(defense.per_example) not in (PerExample, NoneType):
+        return f"the defence {defense.name!r} has a local rule"
+    return stack(model, tuple(train[0].shape[1:])) or "the model has a layer"
 
 
 def local_noise(defense: Defense, batch_size: int, round: int) -> float:

@@ -73,7 +73,7 @@ class Group:
             return [value]
         buffer, contents = io.BytesIO(), [b""] * self.size
         torch.save(value, buffer)
-        with named_loss():
+        with name_lost_connection():
             dist.all_gather_object(contents, buffer.getvalue())
         return [torch.load(io.BytesIO(c), device, weights_only=False) for c in contents]
 
@@ -106,7 +106,7 @@ class Group:
 
 
 @contextmanager
-def named_loss() -> Iterator[None]:
+def name_lost_connection() -> Iterator[None]:
     """Turn what torch says when a process is gone into one sentence."""
     try:
         yield

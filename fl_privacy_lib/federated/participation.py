@@ -1,4 +1,4 @@
-"""Taps, and the engine that runs the local iterations of any model: the oracle of the faster ones."""
+"""Taps, and the engine that trains any model: the oracle of the faster ones."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
@@ -120,7 +120,7 @@ class Taps:
 
 
 class Engine(Protocol):
-    """What computes the local iterations of some clients; the walk around them stands in `rounds`."""
+    """What computes the local iterations of some clients; `rounds` has the rest of a round."""
 
     def train(
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]

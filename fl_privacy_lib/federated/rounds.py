@@ -8,6 +8,7 @@ size and any number of workers.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
+from types import NoneType
 
 import numpy as np
 import torch
@@ -55,19 +56,12 @@ class Job:
     @property
     def engine(self) -> str:
         """Name of the engine that takes the clients in whose iterations nobody reads."""
-        if self.form is None:
-            return "generic"
-        return "compiled" if isinstance(self.form, Network) else "stacked"
+        return {Network: "compiled", Stack: "stacked", NoneType: "generic"}[type(self.form)]
 
     def positions(self, client: int, round: int) -> list[np.ndarray]:
         """Return the positions in `train` of every local batch of a client."""
         held = self.partition.indices[client]
         return [held[batch] for batch in self.plan.batches(client, len(held), round)]
-
-    def client_weights(self, round: int) -> dict[int, float]:
-        """Return what each participant's update counts for in the aggregate, by client."""
-        ids = [int(client) for client in self.plan.participants_of(round)]
-        return self.plan.client_weights(ids, self.partition.sizes.tolist())
 
 
 def blocks_of(ids: Sequence[int]) -> list[Sequence[int]]:
@@ -92,7 +86,9 @@ def block_sums(
     taps: Taps,
 ) -> Iterator[Block]:
     """Yield each block's weighted sum of received updates, in float64, and its clients' reports."""
-    shares = job.client_weights(round)
+    shares = job.plan.client_weights(
+        job.plan.participants_of(round).tolist(), job.partition.sizes.tolist()
+    )
     ids = list(chain.from_iterable(blocks))
     participations = _participations(job, weights, round, ids, shares, state, taps)
     for block in blocks:
@@ -132,10 +128,7 @@ def _participations(
     for watched, clients in groupby(ids, key=inside.__contains__):
         engine, width = (generic, 1) if watched else (fast, _stack_width(job))
         for chunk in _pieces(tuple(clients), width):
-            contexts = [_context(job, client, shares[client], round, state) for client in chunk]
-            if job.defense.begin_client:
-                for ctx in contexts:
-                    job.defense.begin_client(ctx)
+            contexts = [_begin(job, client, shares[client], round, state) for client in chunk]
             batches = [job.positions(client, round) for client in chunk]
             for update, ctx in zip(engine.train(batches, contexts), contexts, strict=True):
                 leaving = job.defense.apply("per_client", update, ctx)
@@ -154,14 +147,24 @@ def _stack_width(job: Job) -> int:
     return 1 if not isinstance(job.form, Stack) or padded_on_cpu else job.chunk
 
 
-def _context(job: Job, client: int, share: float, round: int, state: dict) -> ClientContext:
-    """Return the context of one participation: its own generator, weight and reports."""
+def _begin(job: Job, client: int, share: float, round: int, state: dict) -> ClientContext:
+    """Return the context of one participation: its generator, weight and reports.
+
+    What the defence draws for the whole participation is drawn here.
+    """
     device = job.train[0].device
-    generators = [keyed_generator(device, job.plan.seed, round, client)]
-    return ClientContext(
-        round, (client,), generators, torch.tensor([share], device=device), state,
-        batch_size=job.plan.batch_size, model=job.model,
-    )  # fmt: skip
+    ctx = ClientContext(
+        round,
+        clients=(client,),
+        generators=[keyed_generator(device, job.plan.seed, round, client)],
+        weights=torch.tensor([share], device=device),
+        state=state,
+        batch_size=job.plan.batch_size,
+        model=job.model,
+    )
+    if job.defense.begin_client:
+        job.defense.begin_client(ctx)
+    return ctx
 
 
 def _keep_update(

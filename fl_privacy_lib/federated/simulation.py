@@ -27,7 +27,7 @@ from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Examples, Job, block_sums, blocks_of, serve
 from fl_privacy_lib.federated.stacked import Stack
 from fl_privacy_lib.federated.stacked_participation import stacked_form
-from fl_privacy_lib.federated.workers import current_group, launched
+from fl_privacy_lib.federated.workers import current_group, launch
 from fl_privacy_lib.models import Parameters, call, check_per_example, parameters_of
 from fl_privacy_lib.sampling import Plan
 
@@ -152,14 +152,14 @@ def simulate(
         form = _form(model, train, defense, engine, loss)
         chunk = CPU_CHUNK if train[0].device.type == "cpu" else plan.participants
         job = Job(model, train, partition, plan, defense, form, clients_per_chunk or chunk, loss)
-        _check(job, collected, _processes(group, workers))
+        _check(job, collected, group, workers)
         if checkpoint or group.size > 1:
             monitor.parts = fingerprint(job, collected.wanted)
     _check_agreement(job, monitor.parts, group)
     start = _start(job, collected, monitor, resume, group)
     if workers == 1 or group.joined:
         return _run(group, job, start, collected, monitor)
-    with launched(workers, _run, job, start, collected) as started:
+    with launch(workers, _run, job, start, collected) as started:
         return _run(started, job, start, collected, monitor)
 
 
@@ -197,7 +197,7 @@ class Monitor:
 
 
 def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: Group) -> Start:
-    """Return where the run begins in every process: at the first one's checkpoint, or at round 0."""
+    """Return where the run begins: at the first process's checkpoint, or at round 0."""
     path, content = monitor.checkpoint, None
     with group.together():
         if path and group.rank == 0:
@@ -215,10 +215,10 @@ def _run(group: Group, job: Job, start: Start, taps: Taps, monitor: Monitor | No
 
     Parameters
     ----------
-    monitor : of the first process; the others of a group that was started here have none
+    monitor : what the first process does besides; the others leave it alone, or have none
     """
     (weights, state, past), plan = start, job.plan
-    monitor = monitor or Monitor()
+    monitor = monitor if monitor and group.rank == 0 else Monitor()
     history = [RoundReport(*report) for report in past]
     for round in range(len(history), plan.rounds):
         ids = tuple(int(c) for c in plan.participants_of(round))
@@ -227,11 +227,8 @@ def _run(group: Group, job: Job, start: Start, taps: Taps, monitor: Monitor | No
         total = group.sum(sums, len(blocks), taps, job.train[0].device) if blocks else None
         with group.together():
             weights = serve(job, weights, round, ids, total, state, taps)
-            first = group.rank == 0
-            score = monitor.accuracy_after(job, weights, round) if first else None
-            history.append(RoundReport(round, ids, score))
-            if first:
-                monitor.note(weights, state, history, taps)
+            history.append(RoundReport(round, ids, monitor.accuracy_after(job, weights, round)))
+            monitor.note(weights, state, history, taps)
     return Run(weights, tuple(history), taps.observations, taps.truth, job.engine)
 
 
@@ -246,7 +243,7 @@ def _form(
     names = ENGINES if engine == "auto" else (engine,) if isinstance(engine, str) else tuple(engine)
     for name in names:
         one_of(("auto", *ENGINES) if isinstance(engine, str) else ENGINES, engine=name)
-    reasons = []
+    reason = ""
     for name in names:
         if name == "generic":
             return None
@@ -255,34 +252,29 @@ def _form(
             form = (compiled_form if name == "compiled" else stacked_form)(model, train, defense)
         if not isinstance(form, str):
             return form
-        reasons.append(form)
+        reason = reason or form
     raise InputError(
-        f"engine = {engine!r} is not possible, since {reasons[0]} that it does not know: use 'auto'."
+        f"engine = {engine!r} is not possible, since {reason} that it does not know: use 'auto'."
     )
-
-
-def _processes(group: Group, workers: int) -> int:
-    """Return how many processes will share the rounds."""
-    if group.joined and workers not in (1, group.size):
-        raise InputError(
-            f"workers = {workers}, but {group.size} processes have been started from outside: use "
-            "workers = 1."
-        )
-    return max(workers, group.size)
 
 
 def _check_agreement(job: Job, parts: Fingerprint, group: Group) -> None:
     """Raise `InputError` in every process unless all of them were given the same run."""
-    if group.size > 1 and (differing := disagreement(group.gather(parts | surroundings(job)))):
+    if differing := disagreement(group.gather(parts | surroundings(job))):
         raise InputError(
             f"the {group.size} processes were not given the same run ({differing}): start all of "
             "them with one script, the same settings, seeds, data and versions."
         )
 
 
-def _check(job: Job, taps: Taps, processes: int) -> None:
+def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
     """Raise `InputError` unless plan, defence, partition, taps and processes fit together."""
-    plan, defense = job.plan, job.defense
+    plan, defense, processes = job.plan, job.defense, max(workers, group.size)
+    if group.joined and workers not in (1, group.size):
+        raise InputError(
+            f"workers = {workers}, but {group.size} processes have been started from outside: use "
+            "workers = 1."
+        )
     if plan.batch_sampling == "poisson" and noisy(defense, "example"):
         raise InputError(
             f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number "

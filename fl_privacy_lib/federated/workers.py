@@ -23,14 +23,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.federated.groups import ConnectionLost, Group, WorkerError, named_loss
+from fl_privacy_lib.federated.groups import ConnectionLost, Group, WorkerError, name_lost_connection
 
 STARTED = "started"  # the number of workers that run, in the store
 PATIENCE = timedelta(hours=1)  # with a silent process; one that has ended is noticed at once
 
 
 def current_group() -> Group:
-    """Return the group of this process, after joining it if a launcher such as ``torchrun`` made one.
+    """Return the group of this process; join it if a launcher such as ``torchrun`` made one.
 
     Raises
     ------
@@ -39,8 +39,8 @@ def current_group() -> Group:
     """
     size = os.environ.get("WORLD_SIZE", "1")
     # a child inherits these variables, but it is its parent that was launched
-    launched_here = "RANK" in os.environ and multiprocessing.parent_process() is None
-    if size != "1" and launched_here and not dist.is_initialized():
+    was_launched = "RANK" in os.environ and multiprocessing.parent_process() is None
+    if size != "1" and was_launched and not dist.is_initialized():
         try:
             dist.init_process_group("gloo", timeout=PATIENCE)
         except (ValueError, RuntimeError) as error:
@@ -59,7 +59,7 @@ def _leave_group() -> None:
 
 
 @contextmanager
-def launched(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator[Group]:
+def launch(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator[Group]:
     """Start workers − 1 processes in a group with this one, and end them afterwards.
 
     Parameters
@@ -77,11 +77,13 @@ def launched(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator
     helpers: list[Any] = []
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:
+        # the workers find each other by a file, since a port could be taken
+        path = os.path.join(folder, "store")
         try:
             for rank in range(1, workers):
-                helpers.append(_start(rank, workers, folder, run, arguments))
+                helpers.append(_start(rank, workers, path, run, arguments))
             torch.set_num_threads(1)
-            store = _store(folder, workers)
+            store = dist.FileStore(path, workers)
             while store.add(STARTED, 0) < len(helpers):
                 if wait([helper.sentinel for helper in helpers], timeout=0.05):
                     raise ConnectionLost(
@@ -94,7 +96,7 @@ def launched(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator
             for helper in helpers:
                 helper.join()
         except ConnectionLost as error:
-            if killed := _killed(helpers):
+            if killed := _name_killed(helpers):
                 raise WorkerError(killed) from error
             raise
         finally:
@@ -105,9 +107,9 @@ def launched(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator
             _leave_group()
 
 
-def _start(rank: int, size: int, folder: str, run: Callable[..., Any], arguments: tuple) -> Any:
+def _start(rank: int, size: int, path: str, run: Callable[..., Any], arguments: tuple) -> Any:
     """Return a new process that is at work as a worker."""
-    task = (rank, size, folder, run, arguments)
+    task = (rank, size, path, run, arguments)
     helper = mp.get_context("spawn").Process(target=_run_worker, args=task, daemon=True)
     try:
         helper.start()
@@ -119,14 +121,12 @@ def _start(rank: int, size: int, folder: str, run: Callable[..., Any], arguments
     return helper
 
 
-def _run_worker(
-    rank: int, size: int, folder: str, run: Callable[..., Any], arguments: tuple
-) -> None:
+def _run_worker(rank: int, size: int, path: str, run: Callable[..., Any], arguments: tuple) -> None:
     """Join the group and run; on an error, print it unless all processes know it, and exit."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: the first process raises, others end
     try:
         torch.set_num_threads(1)
-        store = _store(folder, size)
+        store = dist.FileStore(path, size)
         store.add(STARTED, 1)
         _join(store, rank, size)
         run(Group(), *arguments)
@@ -137,17 +137,12 @@ def _run_worker(
         os._exit(1)  # an ordinary exit could wait for the group
 
 
-def _store(folder: str, size: int) -> dist.Store:
-    """Return what the workers find each other by: a file, since a port could be taken."""
-    return dist.FileStore(os.path.join(folder, "store"), size)
-
-
 def _join(store: dist.Store, rank: int, size: int) -> None:
-    with named_loss():
+    with name_lost_connection():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
 
-def _killed(helpers: list[Any]) -> str:
+def _name_killed(helpers: list[Any]) -> str:
     """Return which workers were killed, and how; empty if they ended by themselves."""
     for helper in helpers:
         helper.join(timeout=30)  # without it, an exit code may come later than the end is seen

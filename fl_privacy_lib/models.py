@@ -7,6 +7,7 @@ drawn from U(−0.5, 0.5). A success rate belongs to the network it was measured
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -142,7 +143,10 @@ def init_uniform(
 
 
 def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Draw weights from Glorot's uniform distribution and set biases to zero (the default of Keras), in place."""
+    """Draw weights from Glorot's uniform distribution and set biases to zero, in place.
+
+    Source: the default of Keras, with which the papers' code trains. Returns the model.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -152,35 +156,26 @@ def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
     return model
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "training_cnn": training_cnn,
-    "attacked_lenet": attacked_lenet,
-}
-
-
 def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> nn.Module:
     """Return an initialised model by name: 'training_cnn', 'attacked_lenet' or 'mlp'.
 
     Each gets the initialisation its paper used: Glorot for trained networks, U(−0.5, 0.5) for the
     attacked one.
     """
-    one_of([*BUILDERS, "mlp"], model=name)
+    one_of(["training_cnn", "attacked_lenet", "mlp"], model=name)
     if name == "mlp":
-        return init_glorot(mlp(int(torch.tensor(shape).prod()), classes), generator)
+        return init_glorot(mlp(prod(shape), classes), generator)
     if len(shape) != 3:
         raise InputError(
             f"model = {name!r} needs images, but an example has shape {shape}; use 'mlp'."
         )
-    model = BUILDERS[name](shape, classes)
-    return (
-        init_uniform(model, generator)
-        if name == "attacked_lenet"
-        else init_glorot(model, generator)
-    )
+    if name == "attacked_lenet":
+        return init_uniform(attacked_lenet(shape, classes), generator)
+    return init_glorot(training_cnn(shape, classes), generator)
 
 
 def parameters_of(model: nn.Module) -> Parameters:
-    """Return the model's trainable parameters by name, detached: the form in which weights travel the route.
+    """Return the model's trainable parameters by name, detached: what travels the route.
 
     What is frozen (``requires_grad_(False)``) stays as it is in the model, and nobody sends it.
     """
@@ -196,7 +191,7 @@ def call(model: nn.Module, weights: Parameters, x: torch.Tensor) -> torch.Tensor
 
     Parameters
     ----------
-    weights : tensors by the names of `parameters_of`; what is left out keeps the model's own value
+    weights : tensors by the names of `parameters_of`; what is left out keeps the model's value
     """
     # torch's own tying of weights leaves a traced tensor behind in a module that stands in the
     # model twice
@@ -211,7 +206,7 @@ def call(model: nn.Module, weights: Parameters, x: torch.Tensor) -> torch.Tensor
 
 
 def check_per_example(model: nn.Module) -> None:
-    """Raise unless every example has a gradient of its own under this model, and one that can be taken here.
+    """Raise unless the model keeps examples apart, and their gradients can be taken here.
 
     Raises
     ------
@@ -236,23 +231,25 @@ _REFUSED: tuple[tuple[Any, Callable[[Any], bool], str], ...] = (
     (
         nn.modules.batchnorm._BatchNorm,
         lambda layer: layer.training or not layer.track_running_stats,
-        "normalises over the batch, so an example has no gradient of its own to clip; freeze its statistics with "
-        ".eval() or use GroupNorm instead",
+        "normalises over the batch, so an example has no gradient of its own to clip; freeze its "
+        "statistics with .eval() or use GroupNorm instead",
     ),
     (
         nn.modules.instancenorm._InstanceNorm,
         lambda layer: layer.training and layer.track_running_stats,
-        "moves running statistics with every example, which then depend on its neighbours; freeze them with .eval() "
-        "or give it track_running_stats=False",
+        "moves running statistics with every example, which then depend on its neighbours; freeze "
+        "them with .eval() or give it track_running_stats=False",
     ),
     (
         nn.modules.dropout._DropoutNd,
         lambda layer: layer.training and layer.p > 0,
-        "draws masks that the plan's seed does not key, so no run could be repeated; call .eval() on it or take it out",
+        "draws masks that the plan's seed does not key, so no run could be repeated; call .eval() "
+        "on it or take it out",
     ),
     (
         (nn.GRU, nn.RNN),
         lambda layer: True,
-        "cannot be differentiated example by example here; use nn.LSTM, or the cell (nn.GRUCell, nn.RNNCell) in a loop",
+        "cannot be differentiated example by example here; use nn.LSTM, or the cell (nn.GRUCell, "
+        "nn.RNNCell) in a loop",
     ),
 )

@@ -18,7 +18,6 @@ ClientSampling = Literal["fixed", "poisson", "one_pass"]
 BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
 
 CLIENT_SAMPLINGS = ("fixed", "poisson", "one_pass")
-CLIENT_WEIGHTINGS = ("uniform", "num_examples")
 BATCH_SAMPLINGS = ("one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson")
 
 # The streams of random numbers; each has its own, so that no two kinds of draw are ever correlated.
@@ -68,38 +67,38 @@ class Plan:
     What each sampling means for *amplification*, the gain in privacy from an example's not being
     used for certain. It is a gain only against those who do not see who takes part.
 
-    - Clients ``poisson``: the subsampled mechanism of rate q = K_t / K, once a round, for neighbours that
-      differ by adding or removing. ``fixed``: the same rate, but sampling without replacement,
-      which needs its own bound (neighbours that differ by replacing); the Poisson accountant does
-      not cover it. ``one_pass``: each client takes part at most once an epoch, and nothing is
-      gained against who sees in which round.
-    - Batches ``one_pass_fixed``: each client has one order for all rounds, and the batches follow it. An
-      example is used at the same iteration whenever its client takes part. No amplification inside
-      a participation: one use (or `uses_per_participation`) for each time its client takes part,
-      and not L T events at a rate of B K_t / N. Counting T events at rate K_t / K is exact only
-      where the client's other gradients do not betray that it takes part; where they do, the rate
-      shrinks δ, not ε (`fl_privacy_lib.audit`).
-    - ``one_pass_shuffled``: a fresh order in each round. The iteration that uses an example is secret, but
-      exactly one does, so the iterations of a round depend on each other. Poisson accounting is an
-      approximation here; what is counted for ``one_pass_fixed`` is a bound.
+    - Clients ``poisson``: the subsampled mechanism of rate q = K_t / K, once a round, for
+      neighbours that differ by adding or removing. ``fixed``: the same rate, but sampling without
+      replacement, which needs its own bound (neighbours that differ by replacing); the Poisson
+      accountant does not cover it. ``one_pass``: each client takes part at most once an epoch, and
+      nothing is gained against who sees in which round.
+    - Batches ``one_pass_fixed``: each client has one order for all rounds, and the batches follow
+      it. An example is used at the same iteration whenever its client takes part. No amplification
+      inside a participation: one use (or `uses_per_participation`) for each time its client takes
+      part, and not L T events at a rate of B K_t / N. Counting T events at rate K_t / K is exact
+      only where the client's other gradients do not betray that it takes part; where they do, the
+      rate shrinks δ, not ε (`fl_privacy_lib.audit`).
+    - ``one_pass_shuffled``: a fresh order in each round. The iteration that uses an example is
+      secret, but exactly one does, so the iterations of a round depend on each other. Poisson
+      accounting is an approximation here; what is counted for ``one_pass_fixed`` is a bound.
     - ``with_replacement``: each iteration draws B different examples from all that the client has,
       independently of the other iterations. Given that the client takes part, each iteration is
       sampling without replacement at rate B / n; an example may be used up to L times.
-    - ``poisson``: as before, but each example by itself with probability B / n; batches vary in size and may
-      be empty. Given that the client takes part, each iteration is the Poisson-subsampled mechanism
-      of rate B / n. The L iterations of a participation all happen or none does, so L T events of
-      rate (K_t / K)(B / n) are again an approximation.
+    - ``poisson``: as before, but each example by itself with probability B / n; batches vary in
+      size and may be empty. Given that the client takes part, each iteration is the
+      Poisson-subsampled mechanism of rate B / n. The L iterations of a participation all happen or
+      none does, so L T events of rate (K_t / K)(B / n) are again an approximation.
 
     A client that holds one example several times (`fl_privacy_lib.data.Partition.repeats`) uses it
     that many times more often, and each of its holders adds its own participations.
 
     Examples
     --------
-    >>> plan = Plan(clients=10, participants=3, rounds=2, local_iterations=2, batch_size=2, local_lr=0.1)
+    >>> plan = Plan(10, participants=3, rounds=2, local_iterations=2, batch_size=2, local_lr=0.1)
     >>> len(plan.participants_of(0)), [len(batch) for batch in plan.batches(7, 5, 0)]
     (3, [2, 2])
-    >>> plan.client_rate, plan.uses_per_participation(5), plan.expected_uses(5)
-    (0.3, 1, 0.8)
+    >>> plan.client_rate, plan.uses_per_participation(5)
+    (0.3, 1)
     """
 
     clients: int
@@ -116,8 +115,8 @@ class Plan:
     client_weighting: str = "uniform"
 
     def __post_init__(self) -> None:
-        for name in ("clients", "participants", "rounds", "local_iterations", "batch_size"):
-            whole_number(1, **{name: getattr(self, name)})
+        counts = ("clients", "participants", "rounds", "local_iterations", "batch_size")
+        whole_number(1, **{name: getattr(self, name) for name in counts})
         if self.participants > self.clients:
             raise InputError(
                 f"participants = {self.participants} is more than clients = {self.clients}: "
@@ -125,7 +124,7 @@ class Plan:
             )
         one_of(CLIENT_SAMPLINGS, client_sampling=self.client_sampling)
         one_of(BATCH_SAMPLINGS, batch_sampling=self.batch_sampling)
-        one_of(CLIENT_WEIGHTINGS, client_weighting=self.client_weighting)
+        one_of(("uniform", "num_examples"), client_weighting=self.client_weighting)
         positive(local_lr=self.local_lr, server_lr=self.server_lr)
         whole_number(0, seed=self.seed)
         if self.seed >= 2**63:
@@ -137,7 +136,7 @@ class Plan:
         return self.participants / self.clients
 
     def participants_of(self, round: int) -> np.ndarray:
-        """Return the clients that take part in a round, sorted, [K_t] (any length under ``"poisson"``).
+        """Return the clients of a round, sorted, [K_t]; under ``"poisson"`` of any length.
 
         Parameters
         ----------
@@ -149,12 +148,12 @@ class Plan:
         InputError
             If there is no such round.
         """
-        self._exists(round=round)
+        self._check_exists(round=round)
         if self.client_sampling == "one_pass":
             epoch, place = divmod(round, self.clients // self.participants)
             order = _order(self.seed, epoch, self.clients)
             return np.sort(order[place * self.participants : (place + 1) * self.participants])
-        rng = self._generator(_PARTICIPANTS, round)
+        rng = _generator(self.seed, _PARTICIPANTS, round)
         if self.client_sampling == "poisson":
             return np.flatnonzero(rng.random(self.clients) < self.client_rate)
         return np.sort(rng.choice(self.clients, self.participants, replace=False))
@@ -179,7 +178,7 @@ class Plan:
         return {client: int(sizes[client]) / total for client in ids}
 
     def batches(self, client: int, client_size: int, round: int) -> list[np.ndarray]:
-        """Return the examples that a client uses in one participation, one array for each iteration.
+        """Return the examples of a client's participation, one array for each local iteration.
 
         Parameters
         ----------
@@ -204,22 +203,18 @@ class Plan:
         InputError
             If there is no such client or round, or a batch is larger than n.
         """
-        self._exists(client=client, round=round)
-        self._holds_a_batch(client_size)
+        self._check_exists(client=client, round=round)
+        self._check_holds_a_batch(client_size)
         count, size = self.local_iterations, self.batch_size
+        fixed = self.batch_sampling == "one_pass_fixed"
+        rng = _generator(
+            self.seed, *((_FIXED_ORDER, client) if fixed else (_BATCHES, round, client))
+        )
         if self.batch_sampling == "poisson":
-            rng = self._generator(_BATCHES, round, client)
             rate = size / client_size
             return [np.flatnonzero(rng.random(client_size) < rate) for _ in range(count)]
         if self.batch_sampling == "with_replacement":
-            rng = self._generator(_BATCHES, round, client)
             return [rng.choice(client_size, size, replace=False) for _ in range(count)]
-        fixed = self.batch_sampling == "one_pass_fixed"
-        rng = (
-            self._generator(_FIXED_ORDER, client)
-            if fixed
-            else self._generator(_BATCHES, round, client)
-        )
         order = rng.permutation(client_size)
         return list(order[np.arange(count * size) % client_size].reshape(count, size))
 
@@ -240,25 +235,12 @@ class Plan:
         >>> paper.uses_per_participation(500), paper.uses_per_participation(300)
         (1, 2)
         """
-        self._holds_a_batch(client_size)
+        self._check_holds_a_batch(client_size)
         if self.batch_sampling in ("with_replacement", "poisson"):
             return self.local_iterations
         return -(-self.local_iterations * self.batch_size // client_size)
 
-    def expected_uses(self, client_size: int) -> float:
-        """Return how often one of n examples is used in one participation on average, L B / n.
-
-        The average is over the order or the draws; under ``"one_pass_fixed"`` the order is drawn
-        once.
-        """
-        self._holds_a_batch(client_size)
-        return self.local_iterations * self.batch_size / client_size
-
-    def _generator(self, *key: int) -> np.random.Generator:
-        """Return the generator of one draw, which depends on the seed and the key only."""
-        return _generator(self.seed, *key)
-
-    def _exists(self, **values: int) -> None:
+    def _check_exists(self, **values: int) -> None:
         """Raise `InputError` unless the named client or round is one of the plan's."""
         for name, value in values.items():
             whole_number(0, **{name: value})
@@ -268,17 +250,18 @@ class Plan:
                     f"{name} = {value} does not exist: the plan has {name}s 0 to {bound - 1}."
                 )
 
-    def _holds_a_batch(self, client_size: int) -> None:
-        """Raise `InputError` if a client of this size cannot fill a batch with different examples."""
+    def _check_holds_a_batch(self, client_size: int) -> None:
+        """Raise `InputError` if a client of this size has fewer examples than a batch."""
         whole_number(1, client_size=client_size)
         if self.batch_size > client_size:
             raise InputError(
-                f"batch_size = {self.batch_size} is more than the client's {client_size} examples: choose a "
-                "smaller batch_size, or give each client more examples."
+                f"batch_size = {self.batch_size} is more than the client's {client_size} examples: "
+                "choose a smaller batch_size, or give each client more examples."
             )
 
 
 def _generator(seed: int, *key: int) -> np.random.Generator:
+    """Return the generator of one draw, which depends on the seed and the key only."""
     # A spawn key keeps seed and key apart: as one list, a large seed could run into the round.
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 

@@ -73,7 +73,7 @@ def named(run, plan):
 
 
 def exact(model, train, partition, plan, defense):
-    """Return the updates by automatic differentiation in float64, and how near a decision was to the other one."""
+    """Return the updates by autograd in float64, and the least margin of a decision."""
     double = copy.deepcopy(model).double()
     inside = [
         Tap("batch", int(c), r, i)
@@ -102,16 +102,16 @@ def margin(model, weights, x):
                 first, second = windows.flatten(4).topk(2).values.unbind(-1)
                 near = torch.where(first > 0, torch.minimum(first, first - second), -first)
             least = min(least, float(near[near > 0].min()))
-        own = {key.partition(".")[2]: w for key, w in weights.items() if key.startswith(f"{name}.")}
-        x = functional_call(layer, own, (x,))
+        inner = {k.partition(".")[2]: w for k, w in weights.items() if k.startswith(f"{name}.")}
+        x = functional_call(layer, inner, (x,))
     return least
 
 
-def agrees(name, plan, defense, examples=30, prepare=lambda own: own):
+def agrees(name, plan, defense, examples=30, prepare=lambda parts: parts):
     """Compare the updates with the exact ones."""
     for seed in range(12):
-        own = prepare(scene(name, plan.clients, examples, seed))
-        (expected, least), values = exact(*own, plan, defense), updates(*own, plan, defense)
+        parts = prepare(scene(name, plan.clients, examples, seed))
+        (expected, least), values = exact(*parts, plan, defense), updates(*parts, plan, defense)
         assert values.keys() == expected.keys()
         if all(relative_distance({n: values[n]}, {n: v}) <= BOUND for n, v in expected.items()):
             return

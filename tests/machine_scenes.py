@@ -1,4 +1,4 @@
-"""What two processes of a launcher do in turn, right and wrong; run as a script: machine_scenes.py FOLDER."""
+"""What two processes of a launcher do in turn, right and wrong: machine_scenes.py FOLDER."""
 
 import sys
 from contextlib import suppress
@@ -72,8 +72,8 @@ def trained(
     """Return the weights, observations and truths of a small run; its parts can be replaced."""
     usual = setting("mlp")
     parts = [
-        given if given is not None else own
-        for given, own in zip((model, train, partition), usual, strict=True)
+        usual_part if part is None else part
+        for part, usual_part in zip((model, train, partition), usual, strict=True)
     ]
     run = simulate(*parts, plan, defense, taps=taps, **options)
     observations = {
@@ -103,7 +103,7 @@ def relabelled(rank):
 def scenes(rank, folder):
     """Return name → outcome, in one process of two that have the folders 0 and 1."""
     saved = folder / str(rank) / "run.pt"
-    found = {
+    outcomes = {
         "right": outcome(trained),
         "state of clients": outcome(trained, defense=CLIENT_STATE),
         "plan": outcome(trained, replace(PLAN, seed=rank)),
@@ -122,20 +122,20 @@ def scenes(rank, folder):
         "stopped by the first": outcome(trained, checkpoint=saved, on_round=stop_after_round_1),
     }
     if rank == 0:
-        found["files"] = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt"))
+        outcomes["files"] = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt"))
         content = saved.read_bytes()
-    found["resumed"] = outcome(trained, checkpoint=saved, resume=True)
+    outcomes["resumed"] = outcome(trained, checkpoint=saved, resume=True)
     if rank == 0:
         saved.write_bytes(content)
     else:
         saved.parent.mkdir()
         saved.write_bytes((folder / "stale.pt").read_bytes())
-    found["resumed beside a stale file"] = outcome(trained, checkpoint=saved, resume=True)
+    outcomes["resumed beside a stale file"] = outcome(trained, checkpoint=saved, resume=True)
     if rank == 0:
         saved.write_bytes(content[: len(content) // 2])
-    found["damaged"] = outcome(trained, checkpoint=saved, resume=True)
-    found["right again"] = outcome(trained)
-    return found
+    outcomes["damaged"] = outcome(trained, checkpoint=saved, resume=True)
+    outcomes["right again"] = outcome(trained)
+    return outcomes
 
 
 def write_stale(folder):

@@ -1,4 +1,4 @@
-"""The compiled engine against automatic differentiation in float64, and against itself however the work is cut."""
+"""The compiled engine against autograd in float64; the same bits however the work is cut."""
 
 import copy
 import math
@@ -89,17 +89,17 @@ def test_rules_that_follow_norms(name, rule, batch):
 @pytest.mark.parametrize("batch", [4, 8])
 @pytest.mark.parametrize("sampling", ["one_pass_fixed", "poisson"])
 def test_the_noise_of_a_rule_has_its_level(batch, sampling):
-    """One iteration: what the noise adds has the standard deviation of σ times the largest norm, within 5 errors."""
-    own = scene("mnist", 1)
+    """One iteration: the noise has a deviation of σ times the largest norm, within 5 errors."""
+    parts = scene("mnist", 1)
     plan = plan_of(1, batch_size=batch, local_iterations=1, local_lr=1.0, batch_sampling=sampling)
     rule = LargestNorm(Clip(1.3), floor=0.1)
     noisy = Defense("noisy", PerExample(Clip(1.3)), AdaptiveNoise(rule, 2.0))
-    with_noise, plain = (updates(*own, plan, d) for d in (noisy, noisy.noiseless()))
+    with_noise, plain = (updates(*parts, plan, d) for d in (noisy, noisy.noiseless()))
     added = torch.cat([(with_noise[n] - plain[n]).flatten() for n in plain]).double()
-    index = own[2].indices[0][plan.batches(0, 30, 0)[0]]
-    weights = {n: w[None] for n, w in parameters_of(own[0]).items()}
+    index = parts[2].indices[0][plan.batches(0, 30, 0)[0]]
+    weights = {n: w[None] for n, w in parameters_of(parts[0]).items()}
     norms = layer_norms(
-        example_gradients(own[0], weights, own[1][0][index][None], own[1][1][index][None]), 2
+        example_gradients(parts[0], weights, parts[1][0][index][None], parts[1][1][index][None]), 2
     )
     level = 2.0 * float(rule.levels(norms, ClientContext(0, (0,), []))["0.weight"]) / batch
     assert abs(added.std() / level - 1) <= 5 / math.sqrt(2 * len(added))
@@ -111,10 +111,10 @@ def test_the_noise_of_a_rule_has_its_level(batch, sampling):
 @pytest.mark.parametrize("name", ["mnist", "adult"])
 def test_the_noise_of_a_fixed_clip(name, defense):
     """Mean and variance within 5 standard errors; clients and iterations draw independently."""
-    own, plan = scene(name, 3), plan_of(3, local_iterations=2, local_lr=1.0)
-    noisy, plain = (updates(*own, plan, d) for d in (defense, defense.noiseless()))
+    parts, plan = scene(name, 3), plan_of(3, local_iterations=2, local_lr=1.0)
+    noisy, plain = (updates(*parts, plan, d) for d in (defense, defense.noiseless()))
     one = replace(plan, local_iterations=1)
-    first, start = (updates(*own, one, d) for d in (defense, defense.noiseless()))
+    first, start = (updates(*parts, one, d) for d in (defense, defense.noiseless()))
     std = 2 * 4 / (5 if defense.per_batch else math.sqrt(5))
     size = 3
     rows = torch.stack(
@@ -137,7 +137,8 @@ def test_the_noise_of_a_fixed_clip(name, defense):
     together = torch.corrcoef(torch.cat([rows, later])) - torch.eye(2 * size)
     assert together[:size, :size].abs().max() <= 6 / math.sqrt(rows.shape[1])
     if name == "adult":
-        return  # its gradients, clipped to 4 in each of three tensors, are no longer small beside the noise
+        # its gradients, clipped to 4 in each of three tensors, are no longer small beside the noise
+        return
     assert together.abs().max() <= 0.05
 
 
@@ -158,10 +159,10 @@ def test_norms(name):
 
 
 def leading(gap):
-    """Return a change of a scene after which label 1 is right and its logit leads by at least the gap."""
+    """Return a change of a scene that makes label 1 right, its logit ahead by at least the gap."""
 
-    def prepare(own):
-        model, (x, y), partition = own
+    def prepare(parts):
+        model, (x, y), partition = parts
         with torch.no_grad():
             last = list(model.parameters())[-1]
             last.zero_()
@@ -182,10 +183,10 @@ def test_nearly_and_wholly_saturated_examples(name):
 
 @pytest.mark.parametrize("name", ["small", "adult"])
 def test_gradients_whose_squares_float32_does_not_hold(name):
-    def prepare(own):
+    def prepare(parts):
         with torch.no_grad():
-            list(own[0].parameters())[-1].mul_(1e-30)
-        return own
+            list(parts[0].parameters())[-1].mul_(1e-30)
+        return parts
 
     agrees(name, plan_of(1, local_iterations=1), without_noise(4.0, "layer"), prepare=prepare)
 
@@ -217,13 +218,13 @@ def test_any_vector_and_any_number_of_classes(features, classes, batch):
 
 @pytest.mark.parametrize("name", ["mnist", "adult"])
 def test_the_bits_depend_neither_on_the_chunk_nor_on_the_workers(name):
-    own, plan, taps = (
+    parts, plan, taps = (
         scene(name, 5, 10),
         plan_of(5, rounds=2),
         [Tap("update", 4, 1), Tap("example", 3)],
     )
     runs = [
-        simulate(*own, plan, fed_cdp(clip_norm=0.5), engine="compiled", taps=taps, **cut)
+        simulate(*parts, plan, fed_cdp(clip_norm=0.5), engine="compiled", taps=taps, **cut)
         for cut in ({}, {"clients_per_chunk": 5}, {"workers": 2})
     ]
     for run in runs[1:]:

@@ -1,4 +1,4 @@
-"""The compiled engine's noise: its distribution, its independence, and the same bits for every vector width."""
+"""The compiled engine's noise: distribution, independence, the same bits for every width."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ COUNT = 32 * 62_500  # two million
 
 
 def stream(client, count=COUNT, round=0, seed=7):
-    state, out = noise.seeded(seed, round, client), np.zeros(count, np.float32)
+    state, out = noise.initial_state(seed, round, client), np.zeros(count, np.float32)
     noise.add_normals(state, np.float32(1), out, 0, count)
     return out
 
@@ -34,7 +34,7 @@ def test_the_law_is_normal():
 
 
 def test_the_tails_reach_five_sigma():
-    """Counts beyond 1 … 5 on either side, of twenty million, within five Poisson standard errors."""
+    """Counts beyond 1 … 5 on either side, of twenty million, within five standard errors."""
     z = np.concatenate([stream(client) for client in range(10)])
     for bound in (1, 2, 3, 4, 4.5, 5):
         expected = len(z) * stats.norm.sf(bound)
@@ -61,8 +61,8 @@ def test_a_stream_is_independent_of_its_past(lag):
 
 
 def test_the_integers_are_xoshiro_s():
-    """The kernel's state after two steps in each lane, against the published algorithm on Python's integers."""
-    state = noise.seeded(1, 2, 3)
+    """The kernel's state after two steps in each lane, against the published algorithm."""
+    state = noise.initial_state(1, 2, 3)
     expected, out = [[int(w) for w in row] for row in state.T], np.zeros(32, np.float32)
     noise.add_normals(state, np.float32(1), out, 0, 32)
     for s in expected:
@@ -78,8 +78,8 @@ def test_the_integers_are_xoshiro_s():
 
 
 def test_the_normals_are_box_muller_s():
-    """From the published generator's integers in double precision: equal up to float32's rounding."""
-    state, out = noise.seeded(1, 2, 3), np.zeros(32, np.float32)
+    """From the published generator's integers in double precision, up to float32's rounding."""
+    state, out = noise.initial_state(1, 2, 3), np.zeros(32, np.float32)
     a, b, c, d = state.astype(np.uint64)
     u = (a + d) & 0xFFFFFFFF
     c, d = c ^ a, d ^ b
@@ -120,7 +120,7 @@ def test_the_stream_is_pinned():
 
 @pytest.mark.parametrize("width", [4, 8, 16])
 def test_every_vector_width_has_the_same_stream_and_the_same_updates(width):
-    """Width 4 is what ARM and CPUs without AVX2 compile for, width 8 AVX2; LLVM splits what the CPU has not."""
+    """Width 4 is for ARM and CPUs without AVX2, width 8 for AVX2; LLVM splits wider vectors."""
     script = SCRIPT.format(tests=str(Path(__file__).parent), width=width)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True,

@@ -29,11 +29,11 @@ def run(engine, defense, device, seed=0, **plan):
         "local_lr": 0.1,
     } | plan
     tap = Tap("aggregate")
-    found = simulate(
+    run = simulate(
         model, (x.to(device), y.to(device)), iid(120, 6, 20, np.random.default_rng(0)),
         Plan(clients=6, seed=seed, **values), defense, engine=engine, taps=[tap],
     )  # fmt: skip
-    return torch.cat([v.flatten().cpu() for v in found.observations[tap].values.values()])
+    return torch.cat([v.flatten().cpu() for v in run.observations[tap].values.values()])
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_an_attack_on_the_device_recovers_an_image():
     taps = [Tap("example", client) for client in range(4)]
     plan = Plan(4, 4, 1, 1, 1, local_lr=0.1)
     seen = simulate(model, (x, y), partition, plan, non_private(), taps=taps)
-    found = reconstruct(
+    outcome = reconstruct(
         model, [seen.observations[t] for t in taps], (1, 28, 28), Attack(max_iterations=60)
     )
     truth = torch.stack([seen.truth[t][0] for t in taps])
-    assert found.images.device.type == "cuda"
-    assert float((found.images - truth).square().mean((1, 2, 3, 4)).median()) < 1e-2
+    assert outcome.images.device.type == "cuda"
+    assert float((outcome.images - truth).square().mean((1, 2, 3, 4)).median()) < 1e-2

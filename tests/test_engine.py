@@ -1,4 +1,4 @@
-"""The fast engine against loops and against automatic differentiation; the same bits however the work is cut."""
+"""The stacked engine against loops and autograd; the same bits however the work is cut."""
 
 import math
 import os
@@ -31,7 +31,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
-from fl_privacy_lib.federated.reduction import joined, nodes_within, tree_sum
+from fl_privacy_lib.federated.reduction import nodes_within, tree_sum
 from fl_privacy_lib.federated.stacked import BATCH_SLICE, stack
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.sampling import Plan
@@ -75,7 +75,7 @@ def update_of(model, run):
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize("rule", [(4.0, "layer"), (0.05, "layer"), (0.05, "all"), None], ids=str)
 def test_without_noise_the_update_is_the_naive_loop_s(name, rule):
-    """A small C gets a larger step: an update has to be large beside the rounding of the weights it is read from."""
+    """A small C gets a larger step: the update is read from weights, beside their rounding."""
     model, train, partition = scene(name, clients=2)
     step = 0.5 if rule is None or rule[0] > 1 else 5.0
     plan = plan_of(2, local_iterations=2, local_lr=step)
@@ -85,7 +85,7 @@ def test_without_noise_the_update_is_the_naive_loop_s(name, rule):
         else fed_cdp(clip_norm=rule[0], noise_scale=0.0, scope=rule[1])
     )
     run = simulate(model, train, partition, plan, defense, engine="stacked", clients_per_chunk=2)
-    data = [(train[0][own], train[1][own]) for own in partition.indices]
+    data = [(train[0][held], train[1][held]) for held in partition.indices]
     batches = [plan.batches(c, 12, 0) for c in range(2)]
     expected = oracles.aggregated_update(model, data, batches, [0.5, 0.5], 4, step, rule)
     assert oracles.relative_distance(update_of(model, run), expected) <= 1e-5
@@ -154,7 +154,7 @@ def test_a_large_batch_is_the_sum_of_its_slices(batch, scope):
     clip = Clip(0.3, scope)
     flat = form.pack(weights, 1)
     out = torch.zeros_like(flat)
-    norms = form.add_gradients(form.views(flat), x, y, clip.factors, form.sums(out))
+    norms = form.add_gradients(form.views(flat), x, y, clip.factors, out)
     gradients = example_gradients(model, {name: w[None] for name, w in weights.items()}, x, y)
     expected = {name: g.sum(1).double() for name, g in clip(gradients, leading=2).items()}
     assert oracles.relative_distance(form.unpack(out), expected) <= 1e-5
@@ -209,10 +209,10 @@ def test_every_layer_s_gradients_are_autograd_s(kind, soft):
     out = torch.zeros_like(flat)
     views = form.views(flat)
     form.add_gradients(
-        views, x, y, lambda norms: {n: torch.ones_like(v) for n, v in norms.items()}, form.sums(out)
+        views, x, y, lambda norms: {n: torch.ones_like(v) for n, v in norms.items()}, out
     )
     plain = torch.zeros_like(flat)
-    form.add_gradients(views, x, y, None, form.sums(plain))
+    form.add_gradients(views, x, y, None, plain)
     gradients = example_gradients(
         model, {name: w.expand(2, *w.shape) for name, w in weights.items()}, x, y
     )
@@ -228,7 +228,7 @@ def test_pixels_that_tie_send_their_gradient_to_one_place():
     form, weights = stack(model, (1, 28, 28)), parameters_of(model)
     flat = form.pack(weights, 1)
     out = torch.zeros_like(flat)
-    form.add_gradients(form.views(flat), x, y, None, form.sums(out))
+    form.add_gradients(form.views(flat), x, y, None, out)
     gradients = example_gradients(model, {name: w[None] for name, w in weights.items()}, x, y)
     assert (
         oracles.relative_distance(
@@ -540,13 +540,15 @@ def test_the_bits_of_a_sum_do_not_depend_on_where_it_is_cut(count, cuts, seed):
             [({"w": values[i : i + 1].clone()}, [{"i": torch.tensor(i)}]) for i in range(low, high)]
         )
 
-    whole, reports = tree_sum(blocks(0, count), (0, count))
+    whole, reports = tree_sum((0, count), {}, blocks(0, count))
     bounds = sorted({0, count, *(min(c, count) for c in cuts)})
     sums = {}
     for low, high in pairwise(bounds):
         stream = blocks(low, high)
-        sums |= {node: tree_sum(stream, node) for node in nodes_within(low, high, (0, count))}
+        nodes = nodes_within(low, high, (0, count))
+        sums |= {node: tree_sum(node, {}, stream) for node in nodes}
         assert next(stream, None) is None
-    again, told = joined(sums, (0, count))
+    again, same_reports = tree_sum((0, count), sums, iter(()))
     assert torch.equal(whole["w"], again["w"]) and torch.isclose(whole["w"], values.sum())
-    assert [int(r["i"]) for r in reports] == [int(r["i"]) for r in told] == list(range(count))
+    for reported in (reports, same_reports):
+        assert [int(r["i"]) for r in reported] == list(range(count))

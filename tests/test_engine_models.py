@@ -1,4 +1,4 @@
-"""Models that a naive reading gets wrong: shared modules, frozen tensors, odd sizes, layers with a memory."""
+"""Models that a naive reading gets wrong: shared modules, frozen tensors, layers with a memory."""
 
 import copy
 
@@ -68,7 +68,7 @@ def plan_of(**changes):
 
 
 def naive_update(model, train, partition, plan):
-    """Clients in a loop, examples in a loop, each gradient clipped to 0.5 by tensor; what is frozen stays."""
+    """Loop over clients and examples; each gradient is clipped to 0.5 by tensor."""
     mean = {}
     for client, indices in enumerate(partition.indices):
         local = copy.deepcopy(model).double()
@@ -154,11 +154,14 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)), (6,), "draws masks .* call .eval"),
-        (Recurrent(nn.GRU(2, 4, batch_first=True)), (3, 2), "'memory' .GRU. cannot be differentiated"),
-        (Recurrent(nn.RNN(2, 4, batch_first=True)), (3, 2), "'memory' .RNN. cannot be differentiated"),
-        (nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(6, 3)), (2, 3),
-         "moves running statistics"),
+        (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)), (6,),
+         "draws masks .* call .eval"),
+        (Recurrent(nn.GRU(2, 4, batch_first=True)), (3, 2),
+         "'memory' .GRU. cannot be differentiated"),
+        (Recurrent(nn.RNN(2, 4, batch_first=True)), (3, 2),
+         "'memory' .RNN. cannot be differentiated"),
+        (nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(),
+                       nn.Linear(6, 3)), (2, 3), "moves running statistics"),
         (nn.Sequential(nn.Linear(6, 3)).requires_grad_(False), (6,), "no trainable parameter"),
     ],
     ids=["dropout", "gru", "rnn", "instance norm", "all frozen"],
@@ -188,7 +191,7 @@ def test_what_can_be_taken_has_the_naive_gradients(model, shape):
 @pytest.mark.parametrize("engine", ["auto", "generic"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_updates_can_be_weighted_by_the_number_of_examples(engine, workers):
-    """McMahan's n_k/n over the round's participants, against the mean of single updates; 1/K_t is the default."""
+    """McMahan's n_k/n over a round's participants, against single updates; 1/K_t is the default."""
     torch.manual_seed(2)
     model, (train, _) = nn.Sequential(nn.Linear(6, 3)), data((6,))
     partition = Partition("unequal", (np.arange(2), np.arange(2, 5), np.arange(5, 12)), 12)

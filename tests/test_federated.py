@@ -1,4 +1,4 @@
-"""The simulation against naive loops: rounds, example gradients, randomness, evaluation and refusals."""
+"""The simulation against naive loops: rounds, gradients, randomness, evaluation, refusals."""
 
 import math
 
@@ -20,8 +20,8 @@ def expected_update(model, train, partition, plan, rule, update_rule=None, round
     """Return the naive aggregate of one round under the plan's own draws."""
     ids = plan.participants_of(round)
     held = [torch.as_tensor(partition.indices[c]) for c in ids]
-    data = [(train[0][own], train[1][own]) for own in held]
-    batches = [plan.batches(int(c), len(own), round) for c, own in zip(ids, held, strict=True)]
+    data = [(train[0][part], train[1][part]) for part in held]
+    batches = [plan.batches(int(c), len(part), round) for c, part in zip(ids, held, strict=True)]
     shares = [1 / plan.participants] * len(ids)
     return aggregated_update(
         model, data, batches, shares, plan.batch_size, plan.local_lr, rule, update_rule
@@ -108,10 +108,10 @@ def test_example_gradients_equal_autograd_one_by_one(kind):
     }  # [clients, …]
     gradients = example_gradients(model, weights, x[:6].unflatten(0, (2, 3)), y[:6].reshape(2, 3))
     for client in range(2):
-        own = build(*MODELS[kind], CLASSES, torch.Generator()).double()
-        own.load_state_dict({n: w[client] for n, w in weights.items()})
+        copy = build(*MODELS[kind], CLASSES, torch.Generator()).double()
+        copy.load_state_dict({n: w[client] for n, w in weights.items()})
         for example in range(3):
-            expected = gradient_of(own, x[3 * client + example], y[3 * client + example])
+            expected = gradient_of(copy, x[3 * client + example], y[3 * client + example])
             seen = {n: g[client, example] for n, g in gradients.items()}
             assert relative_distance(seen, expected) <= 1e-12
 

@@ -1,4 +1,4 @@
-"""More than one machine: processes of a launcher, what they compare, where they resume, and how they fail."""
+"""More than one machine: what processes compare, where they resume, and how they fail."""
 
 import os
 import re
@@ -50,7 +50,7 @@ TORCHRUN = [
 
 
 def torchrun(script, *arguments, cwd=None):
-    """Run a script in two processes that find each other at a free port, and return what they print."""
+    """Run a script in two processes that meet at a free port, and return what they print."""
     command = [*TORCHRUN, str(script), *map(str, arguments)]
     done = subprocess.run(
         command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, cwd=cwd, check=False
@@ -59,7 +59,7 @@ def torchrun(script, *arguments, cwd=None):
     return done.stdout
 
 
-# ---- two processes of torchrun -----------------------------------------------------------------------------
+# ---- two processes of torchrun
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def alone():
 
 
 def equal(one, other):
-    """Return whether two runs have the same bits everywhere; only the first process has accuracies."""
+    """Return whether two runs have the same bits, but for accuracies, of the first process only."""
     tables = []
     for run in (one, other):
         rounds = [(r.round, r.participants) for r in run["history"]]
@@ -99,28 +99,28 @@ def test_every_process_ends_with_the_bits_of_one(outcomes, alone, scene, rank):
     "part", ["plan", "defence", "training data", "partition", "initial weights", "taps", "engine"]
 )
 def test_processes_that_were_given_different_runs_say_in_what(outcomes, part):
-    for kind, message in (found[part] for found in outcomes):
+    for kind, message in (outcome[part] for outcome in outcomes):
         assert kind == "InputError"
         assert f"not given the same run (process 1 differs from process 0 in its {part})" in message
 
 
 def test_all_that_differs_is_named(outcomes):
-    for found in outcomes:
-        assert "differs from process 0 in its plan, taps)" in found["two parts"][1]
+    for outcome in outcomes:
+        assert "differs from process 0 in its plan, taps)" in outcome["two parts"][1]
 
 
 def test_the_guard_for_clients_with_a_memory_counts_the_processes(outcomes):
-    for kind, message in (found["state of clients"] for found in outcomes):
+    for kind, message in (outcome["state of clients"] for outcome in outcomes):
         assert kind == "InputError" and "'counting' keeps a state" in message and "now 2" in message
 
 
 def test_an_error_of_one_process_is_every_process_s(outcomes):
-    first, second = (found["an error in one"] for found in outcomes)
+    first, second = (outcome["an error in one"] for outcome in outcomes)
     assert first == second and first[0] == "InputError" and "lies outside the plan" in first[1]
-    first, second = (found["a broken client"] for found in outcomes)
+    first, second = (outcome["a broken client"] for outcome in outcomes)
     assert second == ("ValueError", "client 3 is broken")
     assert first == ("WorkerError", "worker 1 ended with ValueError: client 3 is broken")
-    first, second = (found["stopped by the first"] for found in outcomes)
+    first, second = (outcome["stopped by the first"] for outcome in outcomes)
     assert first == ("Stopped", "seen enough")
     assert (
         second[0] == "WorkerError"
@@ -130,8 +130,8 @@ def test_an_error_of_one_process_is_every_process_s(outcomes):
 
 
 def test_workers_are_not_started_inside_of_workers(outcomes):
-    for found in outcomes:
-        assert found["too many workers"] == (
+    for outcome in outcomes:
+        assert outcome["too many workers"] == (
             "InputError",
             "workers = 3, but 2 processes have been started from outside: use workers = 1.",
         )
@@ -139,7 +139,7 @@ def test_workers_are_not_started_inside_of_workers(outcomes):
 
 def test_only_the_first_process_writes_and_reads_a_checkpoint(outcomes):
     assert outcomes[0]["files"] == ["0/run.pt", "stale.pt"]
-    for kind, message in (found["damaged"] for found in outcomes):
+    for kind, message in (outcome["damaged"] for outcome in outcomes):
         assert kind == "InputError" and re.search(r"0/run\.pt is damaged .* delete it", message)
 
 
@@ -153,7 +153,7 @@ def test_one_process_of_a_launcher_that_cannot_be_joined_says_so(monkeypatch):
         trained()
 
 
-# ---- the page's own script ---------------------------------------------------------------------------------
+# ---- the page's own script
 
 
 def script_of_the_page():
@@ -202,7 +202,7 @@ def test_who_knows_the_seed_subtracts_the_noise():
         assert torch.allclose(value - noise[name][0], secret[name], atol=1e-4)
 
 
-# ---- how processes end -------------------------------------------------------------------------------------
+# ---- how processes end
 
 SLOW = """
 import sys, time
@@ -221,7 +221,8 @@ class Slow:
         return values
 
 if __name__ == "__main__":
-    simulate(*setting("mlp"), plan_of(participants=4), Defense("slow", per_client=Slow()), workers=2)
+    slow = Defense("slow", per_client=Slow())
+    simulate(*setting("mlp"), plan_of(participants=4), slow, workers=2)
 """
 
 
@@ -275,7 +276,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     )
 
 
-# ---- checkpoints -------------------------------------------------------------------------------------------
+# ---- checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +350,7 @@ def test_a_checkpoint_says_in_what_another_run_differs(tmp_path, interrupted, pa
     assert equal(trained(checkpoint=path, resume=True), trained())
 
 
-# ---- fingerprints ------------------------------------------------------------------------------------------
+# ---- fingerprints
 
 values = st.recursive(
     st.one_of(

@@ -1,4 +1,4 @@
-"""The networks: shapes, parameter counts, initial distributions, and which layers an example's gradient allows."""
+"""The networks: shapes, parameter counts, initial distributions, layers that are refused."""
 
 import itertools
 import math

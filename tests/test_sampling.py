@@ -1,4 +1,4 @@
-"""The sampling plan: distributions of each sampling, rates with a stated error, independence of call order."""
+"""The sampling plan: the distribution of each sampling, its rates, independence of call order."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def plans(draw):
 
 @given(plans(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_laws_of_every_plan(plan, data):
+def test_what_holds_for_every_plan(plan, data):
     size = data.draw(st.integers(plan.batch_size, 40))
     round_, client = (
         data.draw(st.integers(0, plan.rounds - 1)),
@@ -57,7 +57,6 @@ def test_laws_of_every_plan(plan, data):
         assert plan.batch_sampling == "poisson" or len(batch) == plan.batch_size
     uses = np.bincount(np.concatenate(batches), minlength=size)
     assert uses.max() <= plan.uses_per_participation(size)
-    assert plan.expected_uses(size) == pytest.approx(plan.local_iterations * plan.batch_size / size)
     if plan.batch_sampling.startswith("one_pass"):
         total = plan.local_iterations * plan.batch_size
         assert uses.sum() == total
@@ -119,20 +118,19 @@ def test_a_pass_that_ends_begins_again_without_a_short_batch():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "size", "most", "mean"),
+    ("sampling", "size", "most"),
     [
-        ("one_pass_fixed", 500, 1, 1.0),  # MNIST in the papers: exactly one epoch
-        ("one_pass_fixed", 600, 1, 5 / 6),
-        ("one_pass_shuffled", 300, 2, 5 / 3),
-        ("one_pass_fixed", 250, 2, 2.0),
-        ("with_replacement", 500, 100, 1.0),
-        ("poisson", 500, 100, 1.0),
+        ("one_pass_fixed", 500, 1),  # MNIST in the papers: exactly one epoch
+        ("one_pass_fixed", 600, 1),
+        ("one_pass_shuffled", 300, 2),
+        ("one_pass_fixed", 250, 2),
+        ("with_replacement", 500, 100),
+        ("poisson", 500, 100),
     ],
 )
-def test_uses(sampling, size, most, mean):
+def test_uses(sampling, size, most):
     plan = dataclasses.replace(PAPER, batch_sampling=sampling)
     assert plan.uses_per_participation(size) == most
-    assert plan.expected_uses(size) == pytest.approx(mean)
     assert plan.client_rate == 0.1
 
 

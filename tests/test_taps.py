@@ -31,8 +31,8 @@ def test_every_tap_sees_what_the_stages_before_it_made():
     taps = [Tap(stage, client=2 if stage != "aggregate" else 0) for stage in TAPS]
     run = simulate(model, train, partition, plan, CONSTANTS, taps=taps)
     seen = {tap.stage: run.observations[tap].values for tap in taps}
-    own = partition.indices[2][plan.batches(2, 6, 0)[0]]
-    raw = [gradient_of(model, train[0][i], train[1][i]) for i in own]
+    used = partition.indices[2][plan.batches(2, 6, 0)[0]]
+    raw = [gradient_of(model, train[0][i], train[1][i]) for i in used]
     for name in seen["batch"]:
         mean = sum(g[name] for g in raw) / len(raw)
         example = torch.stack([g[name] for g in raw]) + 1
@@ -61,9 +61,9 @@ def test_local_iterations_are_tapped_at_the_weights_they_start_from():
         )
         weights = {n: w - 0.1 * step.values[n] for n, w in weights.items()}
     assert same(update.weights, parameters_of(model))
-    own = torch.as_tensor(partition.indices[1])
+    held = torch.as_tensor(partition.indices[1])
     expected = client_update(
-        model, train[0][own], train[1][own], plan.batches(1, 6, 0), 3, 0.1, None
+        model, train[0][held], train[1][held], plan.batches(1, 6, 0), 3, 0.1, None
     )
     assert relative_distance(update.values, expected) <= 1e-12
 

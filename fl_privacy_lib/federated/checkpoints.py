@@ -1,4 +1,4 @@
-"""Checkpoints: after every round, all that the rest of the run depends on, written whole or not at all.
+"""Checkpoints: after every round, all that the rest of the run depends on.
 
 All draws are keyed by (seed, round, client), so a generator has no position to save. In a group of
 processes only the first one reads and writes files; the others are sent the bytes.
@@ -6,23 +6,21 @@ processes only the first one reads and writes files; the others are sent the byt
 
 import io
 import os
-import tempfile
-from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.data import files
 from fl_privacy_lib.federated.fingerprint import Fingerprint, differing_parts
-from fl_privacy_lib.federated.participation import Observation, Tap, Taps
+from fl_privacy_lib.federated.participation import Taps
 from fl_privacy_lib.federated.rounds import Job
 from fl_privacy_lib.models import Parameters
 
-Start = tuple[
-    Parameters, dict[str, Any], list[tuple]
-]  # weights, the defence's state, finished rounds
-CONTENTS = {"fingerprint", "weights", "state", "history", "observations"}
+# weights, the defence's state, and the finished rounds as (round, participants, accuracy)
+Start = tuple[Parameters, dict[str, Any], list[tuple]]
+CONTENTS = ("fingerprint", "weights", "state", "history", "observations")
 
 
 def save(path: Path, parts: Fingerprint, state: Start, taps: Taps) -> None:
@@ -33,52 +31,38 @@ def save(path: Path, parts: Fingerprint, state: Start, taps: Taps) -> None:
     InputError
         If the folder cannot be written.
     """
-    weights, memory, history = state
-    observations = [
-        (astuple(tap), o.values, o.weights, taps.truth.get(tap))
-        for tap, o in taps.observations.items()
-    ]
-    record = {"fingerprint": parts, "weights": weights, "state": memory, "history": history,
-              "observations": observations}  # fmt: skip
-    temporary = None
+    record = dict(zip(CONTENTS, (parts, *state, taps.records()), strict=True))
+
+    def write(stream: IO[bytes]) -> None:
+        torch.save(record, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            torch.save(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        files.save(path, write)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise InputError(
             f"{path} could not be written ({error.strerror}): free some space or rights there."
         ) from None
 
 
-def read(path: Path) -> bytes | None:
-    """Return a checkpoint's bytes, or None where there is none.
+def read(path: Path, resume: bool) -> bytes | None:
+    """Return a checkpoint's bytes, or None where there is none or none is asked for.
 
     Raises
     ------
     InputError
         If the path is a folder, or may not be read.
     """
-    check_path(path)
-    try:
-        return path.read_bytes() if path.exists() else None
-    except OSError as error:
-        raise InputError(
-            f"{path} could not be read ({error.strerror}): give yourself the right, or name another "
-            "checkpoint."
-        ) from None
-
-
-def check_path(path: Path) -> None:
-    """Raise `InputError` if a checkpoint cannot be a file of this name."""
     if path.is_dir():
         raise InputError(f"{path} is a folder, and a checkpoint is a file: name a file in it.")
+    try:
+        return path.read_bytes() if resume and path.exists() else None
+    except OSError as error:
+        raise InputError(
+            f"{path} could not be read ({error.strerror}): give yourself the right, or name "
+            "another checkpoint."
+        ) from None
 
 
 def restore(content: bytes, path: Path, parts: Fingerprint, job: Job, taps: Taps) -> Start:
@@ -89,37 +73,19 @@ def restore(content: bytes, path: Path, parts: Fingerprint, job: Job, taps: Taps
     InputError
         If the checkpoint is damaged or belongs to another run.
     """
-    record = _opened(content, path, job.train[0].device)
-    if differing := differing_parts(parts, record["fingerprint"]):
-        raise InputError(
-            f"{path} belongs to a run with other settings ({', '.join(differing)}): delete it, or name another "
-            "checkpoint."
-        )
-    plan = job.plan
-    for place, values, weights, truth in record["observations"]:
-        tap = Tap(*place)
-        taps.observations[tap] = Observation(
-            tap,
-            values,
-            weights,
-            plan.local_lr,
-            plan.local_iterations,
-            plan.batch_size,
-            job.defense.public(),
-        )
-        if truth is not None:
-            taps.truth[tap] = truth
-    return record["weights"], record["state"], record["history"]
-
-
-def _opened(content: bytes, path: Path, device: torch.device) -> dict[str, Any]:
-    """Return what a checkpoint holds: tensors and plain values only, never code."""
-    try:
-        record = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    try:  # tensors and plain values only, never code
+        record = torch.load(io.BytesIO(content), job.train[0].device, weights_only=True)
     except Exception:  # torch raises errors of many kinds for bytes that it did not write
         record = None
-    if not isinstance(record, dict) or set(record) != CONTENTS:
+    if not isinstance(record, dict) or set(record) != set(CONTENTS):
         raise InputError(
-            f"{path} is damaged or not a checkpoint of this version: delete it, or name another one."
+            f"{path} is damaged or not a checkpoint of this version: delete it, or name another "
+            "one."
         )
-    return record
+    if differing := differing_parts(parts, record["fingerprint"]):
+        raise InputError(
+            f"{path} belongs to a run with other settings ({', '.join(differing)}): delete it, or "
+            "name another checkpoint."
+        )
+    taps.restore(record["observations"])
+    return record["weights"], record["state"], record["history"]

@@ -1,4 +1,4 @@
-"""Per-example gradients that are not formed unless that pays: norms first, the weighted sum afterwards."""
+"""Per-example gradients, formed only where that pays: norms first, the weighted sum after."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Contraction(Protocol):
-    """The gradients of one tensor for every example, before anybody has asked for them one by one."""
+    """The gradients of one tensor for every example, before anybody has asked for single ones."""
 
     def norms(self) -> torch.Tensor:
         """Return the ℓ2 norm of every example's gradient, [k, B]."""
@@ -55,7 +55,7 @@ class Formed:
 
     Parameters
     ----------
-    gradients : [k, B, size]
+    gradients : [k, B, size], or [k, 1, size] of what is summed already
     """
 
     def __init__(self, gradients: torch.Tensor) -> None:
@@ -71,24 +71,3 @@ class Formed:
             out += self.gradients.sum(1)
         else:
             out[:, None].baddbmm_(factors[:, None], self.gradients)
-
-
-class Summed:
-    """A sum over the examples, taken at once because nobody asks for single ones.
-
-    Parameters
-    ----------
-    total : [k, size]
-    """
-
-    def __init__(self, total: torch.Tensor) -> None:
-        self.total = total
-
-    def norms(self) -> torch.Tensor:
-        """Raise: what was summed cannot be told apart."""
-        raise AssertionError("single examples were asked for after their sum")
-
-    def add_to(self, out: torch.Tensor, factors: torch.Tensor | None) -> None:
-        """Add the sum to out [k, size]."""
-        assert factors is None
-        out += self.total

@@ -1,4 +1,4 @@
-"""What a run consists of, part by part, as digests: for processes that train together, and for checkpoints.
+"""What a run consists of, part by part, as digests: for groups of processes and checkpoints.
 
 Equal digests mean equal content: tensors and arrays count with all their values, a stage with its
 fields, a function with its code and what it closes over. Addresses in memory and the names of files
@@ -10,7 +10,7 @@ import hashlib
 import platform
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, fields, is_dataclass
 from typing import Any
 
@@ -38,19 +38,18 @@ def fingerprint(job: Job, taps: Iterable[Tap]) -> Fingerprint:
         "model": (str(job.model), flags, trained, dict(job.model.named_buffers())),
         "initial weights": dict(job.model.named_parameters()),
         "taps": sorted(map(astuple, taps)),
-        "engine": "generic" if job.form is None else type(job.form).__name__,
+        "engine": job.engine,
     }
     return {name: digest(part) for name, part in parts.items()}
 
 
 def surroundings(job: Job) -> Fingerprint:
-    """Return what changes the last bits of a result: kind of device, versions, on a GPU the clients per chunk."""
+    """Return what changes the last bits of a result: kind of device, versions, chunks on a GPU."""
     device = job.train[0].device.type
-    torch_version = torch.__version__.partition("+")[0]
-    versions = f"Python {platform.python_version()}, torch {torch_version}, library {fl_privacy_lib.__version__}"
+    versions = (platform.python_version(), torch.__version__.partition("+")[0])
     return {
         "device": device,
-        "versions": versions,
+        "versions": " ".join((*versions, fl_privacy_lib.__version__)),
         "clients_per_chunk": "" if device == "cpu" else str(job.chunk),
     }
 
@@ -66,11 +65,12 @@ def disagreement(fingerprints: Sequence[Fingerprint]) -> str:
     >>> disagreement([{"plan": "a"}, {"plan": "a"}, {"plan": "b"}])
     'process 2 differs from process 0 in its plan'
     """
-    clauses = []
-    for rank, parts in enumerate(fingerprints):
-        if names := differing_parts(fingerprints[0], parts):
-            clauses.append(f"process {rank} differs from process 0 in its {', '.join(names)}")
-    return "; ".join(clauses)
+    differing = [differing_parts(fingerprints[0], parts) for parts in fingerprints]
+    return "; ".join(
+        f"process {rank} differs from process 0 in its {', '.join(names)}"
+        for rank, names in enumerate(differing)
+        if names
+    )
 
 
 def digest(value: Any) -> str:
@@ -99,8 +99,6 @@ def _tokens(value: Any, parents: tuple[int, ...]) -> Iterator[Any]:
     elif isinstance(value, np.ndarray) and value.dtype != object:
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-    elif isinstance(value, (set, frozenset)):
-        yield "".join(sorted(digest(element) for element in value)).encode()
     else:
         text, parts = _content(value)
         yield text.encode()
@@ -111,32 +109,31 @@ def _tokens(value: Any, parents: tuple[int, ...]) -> Iterator[Any]:
 
 def _content(value: Any) -> tuple[str, Sequence[Any]]:
     """Return what a value says in words, and the values that it consists of."""
-    if isinstance(value, np.ndarray):
-        return str(value.shape), value.ravel().tolist()
-    if isinstance(value, (list, tuple)):
-        return "", value
-    if isinstance(value, Mapping):
-        return "", [part for item in value.items() for part in item]
-    if isinstance(value, nn.Module):
-        return str(value), [module.training for module in value.modules()] + [
-            dict(value.state_dict())
-        ]
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}", ()
-    if isinstance(value, types.ModuleType):
-        return value.__name__, ()
+    for kinds, content in _CONTENTS:
+        if isinstance(value, kinds):
+            return content(value)
     if is_dataclass(value):
         return "", [part for f in fields(value) for part in (f.name, getattr(value, f.name))]
-    if isinstance(value, functools.partial):
-        return "", (value.func, value.args, value.keywords)
-    if isinstance(value, types.MethodType):
-        return "", (value.__func__, value.__self__)
-    if isinstance(value, types.FunctionType):
-        closed = [cell.cell_contents for cell in value.__closure__ or ()]
-        return f"{value.__module__}.{value.__qualname__}", (
-            value.__code__, value.__defaults__, value.__kwdefaults__, closed,
-        )  # fmt: skip
-    if isinstance(value, types.CodeType):
-        return value.co_code.hex(), (value.co_consts, value.co_names)
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    return text, [part for item in getattr(value, "__dict__", {}).items() for part in item]
+    return text, _flat(getattr(value, "__dict__", {}))
+
+
+def _flat(items: Mapping[Any, Any]) -> list[Any]:
+    return [part for item in items.items() for part in item]
+
+
+_CONTENTS: tuple[tuple[Any, Callable[[Any], tuple[str, Sequence[Any]]]], ...] = (
+    ((list, tuple), lambda values: ("", values)),
+    ((set, frozenset), lambda values: ("".join(sorted(map(digest, values))), ())),
+    (Mapping, lambda items: ("", _flat(items))),
+    (nn.Module, lambda m: (str(m), [*(part.training for part in m.modules()), m.state_dict()])),
+    ((type, types.ModuleType), lambda t: (f"{getattr(t, '__module__', '')}.{t.__name__}", ())),
+    (functools.partial, lambda p: ("", (p.func, p.args, p.keywords))),
+    (types.MethodType, lambda m: ("", (m.__func__, m.__self__))),
+    (types.FunctionType, lambda f: (
+        f"{f.__module__}.{f.__qualname__}",
+        (f.__code__, f.__defaults__, f.__kwdefaults__,
+         [cell.cell_contents for cell in f.__closure__ or ()]),
+    )),
+    (types.CodeType, lambda code: (code.co_code.hex(), (code.co_consts, code.co_names))),
+)  # fmt: skip

@@ -17,7 +17,7 @@ Loss = Callable[[Parameters, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def cross_entropy(weights: Parameters, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy, which does not look at the weights; labels may be soft, [N, classes]."""
+    """Return the cross-entropy; labels may be soft, [N, classes], and the weights do not count."""
     return F.cross_entropy(logits, y)
 
 
@@ -47,35 +47,24 @@ class MarginLoss:
         in_range(0, float("inf"), l2=self.l2)
 
     def __call__(self, weights: Parameters, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss; the margin is the second logit minus the first, see `models.linear_margin`."""
+        """Return the mean loss; the margin is the second logit minus the first."""
         margin = (2 * y - 1) * (logits[:, 1] - logits[:, 0])
         loss = F.softplus(-margin) if self.kind == "logistic" else F.relu(1 - margin)
         return loss.mean() + self.l2 / 2 * sum(w.square().sum() for w in weights.values())
 
     def gradients(self, weight: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return every example's gradient in closed form, [n, d] of weight [d], x [n, d] and y [n]."""
+        """Return every example's gradient in closed form, [n, d].
+
+        Parameters
+        ----------
+        weight : [d]
+        x : [n, d]
+        y : [n], labels in {0, 1}
+        """
         t = 2 * y - 1
         margin = t * (x @ weight)  # [n]
         slope = torch.sigmoid(-margin) if self.kind == "logistic" else (margin < 1).to(x.dtype)
         return (-t * slope)[:, None] * x + self.l2 * weight
-
-
-def example_loss(
-    model: nn.Module,
-    weights: Parameters,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    loss: Loss = cross_entropy,
-) -> torch.Tensor:
-    """Return the loss of one example.
-
-    Parameters
-    ----------
-    weights : parameters by name
-    x : [*example shape]
-    y : scalar class index, or [classes] probabilities (a soft label) where the loss takes them
-    """
-    return loss(weights, call(model, weights, x[None]), y[None])
 
 
 def example_gradients(
@@ -89,9 +78,10 @@ def example_gradients(
 
     Parameters
     ----------
-    weights : tensors [clients, *parameter shape], each client's own weights
+    weights : tensors [clients, *parameter shape]
     x : [clients, batch, *example shape]
-    y : [clients, batch] or [clients, batch, classes]
+    y : [clients, batch] class indices, or [clients, batch, classes] probabilities (soft labels)
+        where the loss takes them
 
     Returns
     -------
@@ -103,5 +93,5 @@ def example_gradients(
     """
     if x.shape[1] == 0:  # an empty Poisson batch
         return {name: w.new_zeros(len(w), 0, *w.shape[1:]) for name, w in weights.items()}
-    gradient = grad(lambda w, x, y: example_loss(model, w, x, y, loss))
+    gradient = grad(lambda w, x, y: loss(w, call(model, w, x[None]), y[None]))
     return vmap(vmap(gradient, in_dims=(None, 0, 0)))(weights, x, y)

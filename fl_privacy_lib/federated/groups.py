@@ -1,24 +1,21 @@
 """Groups: the processes of a run, their shares of a round, and what they exchange.
 
-All sums are added along one tree, in an order that does not depend on who adds what; what fails in
+All sums are added along one tree, in an order that does not depend on who adds what. What fails in
 one process is known to all of them before they meet again, so that none waits for another in vain.
 """
 
+import io
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.federated.participation import Observation, Taps
-from fl_privacy_lib.federated.reduction import Block, Node, joined, nodes_within, tree_sum
-
-LONGEST_MESSAGE = 4000  # characters; a pipe holds 64 KiB, and nobody reads it before the end
+from fl_privacy_lib.federated.participation import Taps
+from fl_privacy_lib.federated.reduction import Block, Node, nodes_within, tree_sum
 
 
 class WorkerError(RuntimeError):
@@ -29,111 +26,60 @@ class ConnectionLost(WorkerError):
     """Another process ended without a word, or did not answer."""
 
 
-class SingleProcess:
-    """One process: all blocks are its share."""
-
-    rank, size = 0, 1
-
-    def share(self, blocks: Sequence[Any]) -> Sequence[Any]:
-        """Return this worker's part of the blocks."""
-        return blocks
-
-    def sum(
-        self, mine: Iterator[Block], count: int, like: Gradient, taps: Taps, public: dict[str, Any]
-    ) -> Block | None:
-        """Return the sum of all blocks, None if there are none."""
-        return tree_sum(mine, (0, count)) if count else None
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return every process's value."""
-        return [value]
-
-    def together(self) -> AbstractContextManager[None]:
-        """Do a piece of work; there is nobody else to tell if it fails."""
-        return nullcontext()
-
-
 class Group:
-    """The processes of an initialised ``torch.distributed`` group, each with a run of consecutive blocks."""
+    """The processes of ``torch.distributed``, or this one alone where none has been initialised.
+
+    Attributes
+    ----------
+    joined : whether there is a group of ``torch.distributed``
+    rank, size : the number of this process, and of all
+    """
 
     def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        self.joined = dist.is_initialized()
+        self.rank = dist.get_rank() if self.joined else 0
+        self.size = dist.get_world_size() if self.joined else 1
 
-    def _run(self, rank: int, count: int) -> tuple[int, int]:
-        return count * rank // self.size, count * (rank + 1) // self.size
+    def _bounds(self, count: int) -> tuple[int, int]:
+        """Return where this process's blocks begin and end among `count`."""
+        return count * self.rank // self.size, count * (self.rank + 1) // self.size
 
     def share(self, blocks: Sequence[Any]) -> Sequence[Any]:
-        """Return this worker's part of the blocks."""
-        return blocks[slice(*self._run(self.rank, len(blocks)))]
+        """Return this process's consecutive part of the blocks."""
+        return blocks[slice(*self._bounds(len(blocks)))]
 
-    def sum(
-        self, mine: Iterator[Block], count: int, like: Gradient, taps: Taps, public: dict[str, Any]
-    ) -> Block | None:
-        """Return the sum of all workers' blocks; `taps` is filled with what the others' taps hold.
-
-        One gathering of numbers. Side values and observations follow as objects, in rounds where a
-        worker has any.
+    def sum(self, share: Iterator[Block], count: int, taps: Taps, device: torch.device) -> Block:
+        """Return the sum of all processes' blocks; `taps` gets what the others' taps hold.
 
         Parameters
         ----------
-        mine : this worker's blocks, computed as they are asked for
-        count : number of blocks of all workers
-        like : the model's parameters, for names and shapes
-        public : ``Defense.public()``, which observations carry; it is the same everywhere and stays
-            here
+        share : this process's blocks, computed as they are asked for
+        count : number of blocks of all processes, at least 1
+        device : where the sum and the observations shall lie
         """
-        if count == 0:
-            return None
-        nodes = [nodes_within(*self._run(rank, count), (0, count)) for rank in range(self.size)]
         before = set(taps.observations)
         with self.together():
-            partial = [tree_sum(mine, node) for node in nodes[self.rank]]
-        new = set(taps.observations) - before
-        widths = [w.numel() for w in like.values()]
-        # the last column says that objects follow
-        rows = torch.zeros(
-            max(map(len, nodes)), sum(widths) + 1, dtype=torch.float64, device=self._device
-        )
-        for row, (total, _) in zip(rows, partial, strict=False):
-            row[:-1] = torch.cat([total[name].flatten() for name in like])
-        rows[:, -1] = bool(new) or any(any(reports) for _, reports in partial)
-        gathered = self._gather_rows(rows)
-        extras: list[Any] = [([[]] * len(of_rank), [], []) for of_rank in nodes]
-        home = next(iter(like.values())).device
-        if any(bool(values[0, -1]) for values in gathered):
-            observed = [replace(taps.observations[tap], defense={}) for tap in new]
-            behind = [(tap, taps.truth[tap]) for tap in new if tap in taps.truth]
-            extras = self.gather(
-                _moved(([r for _, r in partial], observed, behind), torch.device("cpu"))
-            )
+            nodes = nodes_within(*self._bounds(count), (0, count))
+            partial = {node: tree_sum(node, {}, share) for node in nodes}
         sums: dict[Node, Block] = {}
-        for of_rank, values, (reports, observed, behind) in zip(
-            nodes, gathered, extras, strict=True
-        ):
-            for node, row, sides in zip(of_rank, values, reports, strict=False):
-                parts = torch.split(row[:-1], widths)
-                total = {
-                    n: p.view(w.shape).to(w.device)
-                    for p, (n, w) in zip(parts, like.items(), strict=True)
-                }
-                sums[node] = (total, _moved(sides, home))
-            taps.observations.update(
-                {o.tap: replace(_moved(o, home), defense=public) for o in observed}
-            )
-            taps.truth.update(_moved(dict(behind), home))
-        return joined(sums, (0, count))
+        for other_sums, records in self.gather((partial, taps.records(but=before)), device):
+            sums |= other_sums
+            taps.restore(records)
+        return tree_sum((0, count), sums, iter(()))
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return every process's value, in the order of ranks; values are pickled."""
-        values: list[Any] = [None] * self.size
-        with named_loss():
-            dist.all_gather_object(values, value)
-        return values
+    def gather(self, value: Any, device: torch.device | str = "cpu") -> list[Any]:
+        """Return every process's value, in the order of ranks, with its tensors on a device."""
+        if self.size == 1:
+            return [value]
+        buffer, contents = io.BytesIO(), [b""] * self.size
+        torch.save(value, buffer)
+        with name_lost_connection():
+            dist.all_gather_object(contents, buffer.getvalue())
+        return [torch.load(io.BytesIO(c), device, weights_only=False) for c in contents]
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Do a piece of work that has no exchange in it; if it fails in one process, all of them raise.
+        """Do a piece of work without an exchange in it; if it fails in one process, all raise.
 
         Raises
         ------
@@ -142,37 +88,25 @@ class Group:
         WorkerError
             If another process raised anything else; the message has its rank and its error.
         """
-        failure = None
+        failure, message = None, ""
         try:
             yield
         except Exception as error:
-            failure = error
-        failed = torch.full(
-            (1, 1), float(failure is not None), dtype=torch.float64, device=self._device
-        )
-        if any(bool(flag) for flag in self._gather_rows(failed)):
-            mendable = isinstance(failure, InputError)
-            message = (
-                str(failure)
-                if mendable
-                else failure and f"worker {self.rank} ended with {describe(failure)}"
-            )
-            others = self.gather((mendable, message))
-            if failure:
-                raise failure
-            mendable, message = next(answer for answer in others if answer[1])
-            raise InputError(message) if mendable else WorkerError(message)
-
-    def _gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Return every process's rows, which have one shape."""
-        gathered = [torch.empty_like(rows) for _ in range(self.size)]
-        with named_loss():
-            dist.all_gather(gathered, rows)
-        return gathered
+            failure, message = error, str(error)
+        mendable = isinstance(failure, InputError)
+        if failure and not mendable:
+            reason = "".join(traceback.format_exception_only(failure)).strip()
+            message = f"worker {self.rank} ended with {reason}"
+        answers = self.gather((mendable, message))
+        if failure:
+            raise failure
+        for mendable, message in answers:
+            if message:
+                raise InputError(message) if mendable else WorkerError(message)
 
 
 @contextmanager
-def named_loss() -> Iterator[None]:
+def name_lost_connection() -> Iterator[None]:
     """Turn what torch says when a process is gone into one sentence."""
     try:
         yield
@@ -180,23 +114,3 @@ def named_loss() -> Iterator[None]:
         raise ConnectionLost(
             "another process of this run has ended or does not answer: its own output says why."
         ) from error
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Return a value with all tensors in it on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(part, device) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_moved(part, device) for part in value)
-    if isinstance(value, Observation):
-        return replace(
-            value, values=_moved(value.values, device), weights=_moved(value.weights, device)
-        )
-    return value
-
-
-def describe(error: BaseException) -> str:
-    """Return an error's kind and message in one line or a few, of a length that a pipe holds."""
-    return "".join(traceback.format_exception_only(error)).strip()[:LONGEST_MESSAGE]

@@ -1,4 +1,4 @@
-"""The layers that the fast engine knows, each with its own forward and backward pass over stacked clients.
+"""The layers that the stacked engine knows: forward and backward passes over stacked clients.
 
 Everything has two leading axes, [clients k, batch B]; images lie as [k, B, height, width,
 channels], so that a patch is a few long runs of memory. A backward pass leaves the tensors'
@@ -6,36 +6,44 @@ gradients as contractions, see `contractions`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from math import prod
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fl_privacy_lib.federated.contractions import Contractions, Formed, Outer, Summed
+from fl_privacy_lib.federated.contractions import Contractions, Formed, Outer
 
-Weights = dict[
-    str, torch.Tensor
-]  # a layer's own tensors by their short names, [k, *parameter shape]
+Weights = dict[str, torch.Tensor]  # of a layer, by their short names, [k, *parameter shape]
 Shape = tuple[int, ...]  # of one example
+Pair = tuple[int, int]  # (vertical, horizontal)
 
 
 class Layer(Protocol):
     """What the engine asks of a layer."""
 
     def shape(self, shape: Shape) -> Shape | None:
-        """Return the output's shape for one example's shape, or None if this layer cannot take it."""
+        """Return the output's shape for one example's shape, or None if it cannot be taken."""
 
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return the output and what the backward pass needs."""
 
     def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
+        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
     ) -> tuple[torch.Tensor | None, Contractions]:
-        """Return the gradient of the input (None where the layer is the first) and of each tensor.
+        """Return the gradients of the input and of each of the layer's tensors.
 
-        `apart` says whether somebody will ask for the examples' gradients one by one.
+        Parameters
+        ----------
+        g : gradient of the output
+        saved : from `forward`
+        apart : whether somebody will ask for the examples' gradients one by one
+
+        Returns
+        -------
+        of the input, None from a network's first layer with weights; of the tensors, by short name
         """
 
 
@@ -45,6 +53,7 @@ class Dense:
 
     features: int
     outputs: int
+    first: bool  # of the network's layers with weights: its input needs no gradient
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return (outputs,) for flat examples."""
@@ -58,13 +67,42 @@ class Dense:
         return torch.bmm(x, transposed), x
 
     def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
+        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
     ) -> tuple[torch.Tensor | None, Contractions]:
         """Return g W and the outer products g ⊗ x."""
         sums: Contractions = {"weight": Outer(g, saved)}
         if "bias" in weights:
             sums["bias"] = Formed(g)
-        return None if first else torch.bmm(g, weights["weight"]), sums
+        return None if self.first else torch.bmm(g, weights["weight"]), sums
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window that slides over an image, as torch's layers describe it."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    @classmethod
+    def of(cls, module: Any) -> "Window":
+        """Return the window of a convolution or a pool."""
+        dilation = getattr(module, "dilation", 1)
+        settings = (module.kernel_size, module.stride, module.padding, dilation)
+        return cls(*((v, v) if isinstance(v, int) else tuple(v) for v in settings))
+
+    def places(self, size: Shape) -> Shape:
+        """Return how many places it has along an image's height and width."""
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip(size, *astuple(self), strict=True)
+        )
+
+    def pixels(self, places: Shape) -> Shape:
+        """Return how many pixels these places cover along height and width, without padding."""
+        axes = zip(places, self.kernel, self.stride, self.dilation, strict=True)
+        return tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in axes)
 
 
 @dataclass(frozen=True)
@@ -78,137 +116,93 @@ class Convolution:
 
     channels: int
     outputs: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    window: Window
     first: bool
-
-    def _size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return (height, width) of the output."""
-        height, width = (
-            (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, p, d, k, s in zip(
-                size, self.padding, self.dilation, self.kernel, self.stride, strict=True
-            )
-        )
-        return height, width
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return (height, width, outputs) for (height, width, channels)."""
         if len(shape) != 3 or shape[2] != self.channels:
             return None
-        size = self._size((shape[0], shape[1]))
+        size = self.window.places(shape[:2])
         return (*size, self.outputs) if min(size) > 0 else None
 
     def _patches(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the patches of x, [k·B, channels·kh·kw, T]: position last, where a row of pixels stays one run."""
-        images = F.pad(
-            _channels_second(x.flatten(0, 1)), (self.padding[1],) * 2 + (self.padding[0],) * 2
-        )
-        image, channel, row, column = images.stride()
-        (sy, sx), (dy, dx) = self.stride, self.dilation
-        size = self._size((x.shape[2], x.shape[3]))
-        view = images.as_strided(
-            (len(images), self.channels, *self.kernel, *size),
-            (image, channel, dy * row, dx * column, sy * row, sx * column),
-            images.storage_offset(),
-        )
-        return view.reshape(len(images), -1, size[0] * size[1])
+        """Return the patches of x, [k·B, channels·kh·kw, T].
+
+        The position comes last, where a row of pixels stays one run. `F.unfold` is 7 times slower.
+        """
+        (vertical, horizontal), (dy, dx) = self.window.padding, self.window.dilation
+        images = F.pad(x.flatten(0, 1).movedim(-1, -3), (horizontal,) * 2 + (vertical,) * 2)
+        for axis in (0, 1):
+            reach = self.window.dilation[axis] * (self.window.kernel[axis] - 1) + 1
+            images = images.unfold(2 + axis, reach, self.window.stride[axis])
+        return images[..., ::dy, ::dx].permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
 
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return [k, B, height', width', outputs] of x [k, B, height, width, channels]."""
+        weight, bias = weights["weight"], weights.get("bias")
         if self.first:
             patches = self._patches(x)
-            matrix = weights["weight"].flatten(2).transpose(1, 2)  # [k, P, outputs]
-            out = torch.bmm(
-                patches.transpose(1, 2),
-                matrix[:, None].expand(-1, x.shape[1], -1, -1).flatten(0, 1),
-            )
-            out = out.view(*x.shape[:2], *self._size((x.shape[2], x.shape[3])), self.outputs)
-            return (
-                out + weights["bias"][:, None, None, None] if "bias" in weights else out
-            ), patches
-
-        def one(x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
-            images, offset = _channels_second(x), bias[0] if bias else None
-            out = F.conv2d(images, weight, offset, self.stride, self.padding, self.dilation)
-            return out.permute(0, 2, 3, 1).contiguous()
-
-        return _each(
-            one, x, weights["weight"], *([weights["bias"]] if "bias" in weights else [])
-        ), x
+            matrix = weight.flatten(2).transpose(1, 2)  # [k, P, outputs]
+            matrices = matrix[:, None].expand(-1, x.shape[1], -1, -1).flatten(0, 1)
+            out = torch.bmm(patches.transpose(1, 2), matrices)
+            out = out.view(*x.shape[:2], *self.window.places(x.shape[2:4]), self.outputs)
+            return out if bias is None else out + bias[:, None, None, None], patches
+        # client by client: the library's convolution has one weight for all its images
+        images, offsets = x.movedim(-1, -3), [None] * len(x) if bias is None else bias
+        settings = (self.window.stride, self.window.padding, self.window.dilation)
+        outs = [
+            F.conv2d(*parts, *settings).movedim(-3, -1)
+            for parts in zip(images, weight, offsets, strict=True)
+        ]
+        return torch.stack(outs), x
 
     def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
+        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
     ) -> tuple[torch.Tensor | None, Contractions]:
         """Return the transposed convolution of g and, for the tensor, what x and g correlate to."""
-        sums: Contractions = {"weight": self._correlation(weights["weight"], g, saved, apart)}
+        weight, g_images = weights["weight"], g.movedim(-1, -3)
+        sums: Contractions = {"weight": self._correlate(weight, g, saved, apart)}
         if "bias" in weights:
             sums["bias"] = Formed(g.sum((2, 3)))
-        if first:
+        if self.first:
             return None, sums
+        clients = zip(g_images, saved.movedim(-1, -3), weight, strict=True)
+        return torch.stack([self._library(*c, 1, 0).movedim(-3, -1) for c in clients]), sums
 
-        def one(g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            back = self._library(_channels_second(g), _channels_second(x), weight, 1, 0)
-            return back.permute(0, 2, 3, 1).contiguous()
-
-        return _each(one, g, saved, weights["weight"]), sums
-
-    def _correlation(
-        self, weight: torch.Tensor, g: torch.Tensor, saved: Any, apart: bool
-    ) -> Formed | Summed:
-        """Return the gradients of the tensor, [k, B, size], or their sums, [k, size]."""
+    def _correlate(self, weight: torch.Tensor, g: torch.Tensor, saved: Any, apart: bool) -> Formed:
+        """Return the gradients of the weight, [k, B, size], or their sum, [k, 1, size]."""
         clients, batch = g.shape[:2]
         if self.first:
             formed = torch.bmm(saved, g.flatten(2, 3).flatten(0, 1))  # [k·B, P, outputs]
             return Formed(formed.transpose(1, 2).reshape(clients, batch, -1))
+        x, g = saved.movedim(-1, -3), g.movedim(-1, -3)
         if not apart:
-
-            def one(g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-                return self._library(
-                    _channels_second(g), _channels_second(x), weight, 1, 1
-                ).flatten()
-
-            return Summed(_each(one, g, saved, weight))
-        # every example is a group of its own: one call of the library, in the layout where it is
-        # fast
-        x, g = (v.permute(0, 1, 4, 2, 3).reshape(1, -1, *v.shape[2:4]) for v in (saved, g))
+            parts = zip(g, x, weight, strict=True)
+            sums = [self._library(*part, 1, 1).flatten() for part in parts]
+            return Formed(torch.stack(sums)[:, None])
+        # every example as a group: one call of the library, in the layout where it is fast
+        x, g = (images.reshape(1, -1, *images.shape[3:]) for images in (x, g))
         shape_only = weight.new_empty(clients * batch * self.outputs, *weight.shape[2:])
-        return Formed(
-            self._library(g, x, shape_only, clients * batch, 1).reshape(clients, batch, -1)
-        )
+        formed = self._library(g, x, shape_only, clients * batch, 1)
+        return Formed(formed.reshape(clients, batch, -1))
 
     def _library(
         self, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, what: int
     ) -> torch.Tensor:
-        """Return the gradient of the input (what = 0) or of the weight (1) from torch's own backward pass."""
+        """Return torch's own gradient of the input (what = 0) or of the weight (1)."""
+        window = self.window
         return torch.ops.aten.convolution_backward(
-            g, x, weight, None, self.stride, self.padding, self.dilation, False, (0, 0), groups,
-            (what == 0, what == 1, False),
+            g, x, weight, None, window.stride, window.padding, window.dilation, False, (0, 0),
+            groups, (what == 0, what == 1, False),
         )[what]  # fmt: skip
-
-
-def _channels_second(x: torch.Tensor) -> torch.Tensor:
-    """Return [B, H, W, C] seen as [B, C, H, W]."""
-    return x.permute(0, 3, 1, 2)
-
-
-def _each(f: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Return f of every client's tensors, stacked: a library's convolution has one weight for all its images."""
-    if len(tensors[0]) == 1:
-        return f(*(t[0] for t in tensors))[None]
-    return torch.stack([f(*parts) for parts in zip(*tensors, strict=True)])
-
-
-FUNCTIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
 
 @dataclass(frozen=True)
 class Pointwise:
     """An activation whose derivative is a function of its own output."""
 
-    name: str  # of one of FUNCTIONS
+    function: Callable[[torch.Tensor], torch.Tensor]  # torch.relu, torch.sigmoid or torch.tanh
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return the shape as it is."""
@@ -220,23 +214,24 @@ class Pointwise:
         One client at a time: a vector unit rounds an exponential differently in the last,
         incomplete vector, and a client's numbers may not depend on who is stacked beside it.
         """
-        out = torch.relu(x) if self.name == "relu" else _each(FUNCTIONS[self.name], x)
+        together = self.function is torch.relu
+        out = self.function(x) if together else torch.stack([self.function(part) for part in x])
         return out, out
 
     def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
+        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
     ) -> tuple[torch.Tensor | None, Contractions]:
         """Return g times the derivative."""
-        if self.name == "relu":
+        if self.function is torch.relu:
             return torch.ops.aten.threshold_backward(g, saved, 0), {}
-        slope = saved * (1 - saved) if self.name == "sigmoid" else 1 - saved * saved
+        slope = saved * (1 - saved) if self.function is torch.sigmoid else 1 - saved * saved
         return g * slope, {}
 
 
 ACTIVATIONS = {
-    nn.ReLU: Pointwise("relu"),
-    nn.Sigmoid: Pointwise("sigmoid"),
-    nn.Tanh: Pointwise("tanh"),
+    nn.ReLU: Pointwise(torch.relu),
+    nn.Sigmoid: Pointwise(torch.sigmoid),
+    nn.Tanh: Pointwise(torch.tanh),
 }
 
 
@@ -245,73 +240,58 @@ class Pool:
     """Maximum or average over windows of images [k, B, height, width, channels]."""
 
     kind: str  # 'max' or 'average'
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
+    window: Window
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return (height', width', channels)."""
-        if len(shape) != 3:
-            return None
-        size = [
-            (n + 2 * p - k) // s + 1
-            for n, p, k, s in zip(shape[:2], self.padding, self.kernel, self.stride, strict=True)
-        ]
+        size = self.window.places(shape[:2]) if len(shape) == 3 else (0,)
         return (*size, shape[2]) if min(size) > 0 else None
 
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return [k, B, height', width', channels]."""
-        images = _channels_second(x.flatten(0, 1))
-        where = None
+        images, where = x.flatten(0, 1).movedim(-1, -3), None
+        settings = (self.window.kernel, self.window.stride, self.window.padding)
         if self.kind == "max":
-            out, where = torch.ops.aten.max_pool2d_with_indices(
-                images, self.kernel, self.stride, self.padding
-            )
+            out, where = torch.ops.aten.max_pool2d_with_indices(images, *settings)
         else:
-            out = F.avg_pool2d(images, self.kernel, self.stride, self.padding)
-        return out.permute(0, 2, 3, 1).unflatten(0, x.shape[:2]).contiguous(), (
-            x.shape,
-            images,
-            where,
-        )
+            out = F.avg_pool2d(images, *settings)
+        return out.movedim(-3, -1).unflatten(0, x.shape[:2]).contiguous(), (images, where)
 
     def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
+        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
     ) -> tuple[torch.Tensor | None, Contractions]:
         """Return g at the maxima, or spread evenly."""
-        shape, images, where = saved
-        g = _channels_second(g.flatten(0, 1))
+        images, where = saved
+        inputs = (g.flatten(0, 1).movedim(-1, -3), images)
+        settings = (self.window.kernel, self.window.stride, self.window.padding)
         if self.kind == "max":
             back = torch.ops.aten.max_pool2d_with_indices_backward(
-                g, images, self.kernel, self.stride, self.padding, (1, 1), False, where
+                *inputs, *settings, self.window.dilation, False, where
             )
         else:
-            back = torch.ops.aten.avg_pool2d_backward(
-                g, images, self.kernel, self.stride, self.padding, False, True, None
-            )
-        return back.permute(0, 2, 3, 1).contiguous().view(shape), {}
+            back = torch.ops.aten.avg_pool2d_backward(*inputs, *settings, False, True, None)
+        return back.movedim(-3, -1).contiguous().unflatten(0, g.shape[:2]), {}
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Images to vectors, in the order (channels, height, width) that a dense layer's weights expect."""
+    """Images to vectors, in the order (channels, height, width) of a dense layer's weights."""
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return (features,)."""
-        return (int(torch.tensor(shape).prod()),)
+        return (prod(shape),)
 
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return [k, B, features]."""
-        return (x.permute(0, 1, 4, 2, 3) if x.dim() == 5 else x).flatten(2), x.shape
+        x = x.movedim(-1, -3) if x.dim() == 5 else x
+        return x.flatten(2), x.shape[2:]
 
     def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, first: bool, apart: bool
+        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
     ) -> tuple[torch.Tensor | None, Contractions]:
         """Return g in the images' layout."""
-        if len(saved) != 5:
-            return g.view(saved), {}
-        k, batch, height, width, channels = saved
-        return g.view(k, batch, channels, height, width).permute(0, 1, 3, 4, 2).contiguous(), {}
+        x = g.unflatten(2, saved)
+        return x.movedim(-3, -1).contiguous() if len(saved) == 3 else x, {}
 
 
 def cross_entropy_gradient(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -322,12 +302,8 @@ def cross_entropy_gradient(logits: torch.Tensor, target: torch.Tensor) -> torch.
     logits : [k, B, classes]
     target : class indices [k, B] or soft labels [k, B, classes]
     """
-    probabilities = torch.softmax(logits, -1)
-    if target.dim() == 3:
-        return probabilities * target.sum(-1, keepdim=True) - target
-    return probabilities.scatter_add_(
-        2, target[..., None], probabilities.new_tensor(-1.0).expand(*target.shape, 1)
-    )
+    soft = target if target.dim() == 3 else F.one_hot(target, logits.shape[-1])
+    return torch.softmax(logits, -1) * soft.sum(-1, keepdim=True) - soft
 
 
 def layer_of(module: nn.Module, first: bool) -> Layer | None:
@@ -335,32 +311,24 @@ def layer_of(module: nn.Module, first: bool) -> Layer | None:
 
     Only the very types are known, not what inherits from them: a subclass may compute something
     else.
+
+    Parameters
+    ----------
+    first : whether it is the network's first layer with weights
     """
     if type(module) in ACTIVATIONS:
         return ACTIVATIONS[type(module)]
     if type(module) is nn.Linear:
-        return Dense(module.in_features, module.out_features)
+        return Dense(module.in_features, module.out_features, first)
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return Flat()
     if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
         if isinstance(module.padding, str):
             return None
-        window = (module.kernel_size, module.stride, module.padding, module.dilation)
-        kernel, stride, padding, dilation = map(_pair, window)
-        return Convolution(
-            module.in_channels, module.out_channels, kernel, stride, padding, dilation, first
-        )
+        return Convolution(module.in_channels, module.out_channels, Window.of(module), first)
     if type(module) is nn.MaxPool2d and not (
         module.ceil_mode or module.return_indices or module.dilation != 1
     ):
-        return Pool("max", _pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
+        return Pool("max", Window.of(module))
     plain = type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad
-    if plain and module.divisor_override is None:
-        return Pool(
-            "average", _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
-        )
-    return None
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    return Pool("average", Window.of(module)) if plain and not module.divisor_override else None

@@ -1,7 +1,7 @@
-"""Taps, and the engine that runs the local iterations of any model: the oracle of the faster ones."""
+"""Taps, and the engine that trains any model: the oracle of the faster ones."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -54,10 +54,10 @@ class Observation:
     Attributes
     ----------
     tap : Tap
-    values : what stands there; example: [batch, …], else […]; an update is (weights after − weights
-        before)
-    weights : the model's parameters before the step that made the values (for an update: before the
-        round)
+    values : what stands there; example: [batch, …], else […]; an update is the weights after the
+        participation minus those before it
+    weights : the model's parameters before the step that gave the values (for an update: before
+        the round)
     local_lr, local_iterations, batch_size : the public plan
     defense : ``Defense.public()``
     """
@@ -73,46 +73,54 @@ class Observation:
 
 @dataclass
 class Taps:
-    """Collects what was asked for, and the examples behind it, which only the scoring may look at."""
+    """Collects what was asked for, and the examples behind it, which only the scoring may look at.
 
-    wanted: frozenset[Tap] = frozenset()
+    Parameters
+    ----------
+    wanted : what was asked for
+    plan, defense : of the run; their public part goes into every observation
+    """
+
+    wanted: frozenset[Tap]
+    plan: Plan
+    defense: Defense
     observations: dict[Tap, Observation] = field(default_factory=dict)
-    truth: dict[Tap, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    @classmethod
-    def at(cls, taps: Iterable[Tap]) -> "Taps":
-        """Return an empty collection for these taps."""
-        return cls(frozenset(taps))
+    truth: dict[Tap, Examples] = field(default_factory=dict)
 
     def keep(
-        self,
-        tap: Tap,
-        values: Gradient,
-        weights: Parameters,
-        plan: Plan,
-        defense: Defense,
-        truth: tuple[torch.Tensor, torch.Tensor] | None = None,
+        self, tap: Tap, values: Gradient, weights: Parameters, truth: Examples | None = None
     ) -> None:
         """Keep copies of values and weights if this tap was asked for."""
         if tap not in self.wanted:
             return
-        copied = {name: v.detach().clone() for name, v in values.items()}
-        before = {name: w.detach().clone() for name, w in weights.items()}
         self.observations[tap] = Observation(
             tap,
-            copied,
-            before,
-            plan.local_lr,
-            plan.local_iterations,
-            plan.batch_size,
-            defense.public(),
+            {name: v.detach().clone() for name, v in values.items()},
+            {name: w.detach().clone() for name, w in weights.items()},
+            self.plan.local_lr,
+            self.plan.local_iterations,
+            self.plan.batch_size,
+            self.defense.public(),
         )
         if truth is not None:
             self.truth[tap] = truth
 
+    def records(self, but: Collection[Tap] = ()) -> list[tuple]:
+        """Return the arguments of `keep` for all that is there, with taps as plain values."""
+        return [
+            (astuple(tap), seen.values, seen.weights, self.truth.get(tap))
+            for tap, seen in self.observations.items()
+            if tap not in but
+        ]
+
+    def restore(self, records: Iterable[tuple]) -> None:
+        """Keep what another collection's `records` hold."""
+        for place, values, weights, truth in records:
+            self.keep(Tap(*place), values, weights, truth)
+
 
 class Engine(Protocol):
-    """What computes the local iterations of some clients; the walk around them stands in `rounds`."""
+    """What computes the local iterations of some clients; `rounds` has the rest of a round."""
 
     def train(
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
@@ -133,12 +141,12 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class GenericEngine:
-    """Every example's gradient by automatic differentiation, one client at a time: any model, any rule, every tap.
+    """Gradients by automatic differentiation, client by client: any model, any rule, every tap.
 
     Parameters
     ----------
     weights : the global model, without a client axis
-    train : all examples [N, …] and labels [N]
+    examples : all examples [N, …] and labels [N]
     """
 
     model: nn.Module
@@ -153,10 +161,7 @@ class GenericEngine:
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
     ) -> list[Gradient]:
         """Return each client's update; see `Engine`."""
-        return [
-            self._client(client_batches, ctx)
-            for client_batches, ctx in zip(batches, contexts, strict=True)
-        ]
+        return list(map(self._client, batches, contexts))
 
     def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
         # accumulated apart from the weights: subtracting these at the end would lose low-order bits
@@ -172,7 +177,6 @@ class GenericEngine:
             before = {name: w[0] for name, w in local.items()}
             for stage, values in (("example", example), ("batch", batch)):
                 tap = Tap(stage, ctx.clients[0], ctx.round, iteration)
-                rows = {name: v[0] for name, v in values.items()}
-                self.taps.keep(tap, rows, before, self.plan, self.defense, (x, y))
+                self.taps.keep(tap, {n: v[0] for n, v in values.items()}, before, (x, y))
             update = {name: u - self.plan.local_lr * batch[name] for name, u in update.items()}
         return update

@@ -1,5 +1,6 @@
-"""Local reports: very many clients with one example each and a linear model, a whole round in a few operations.
+"""Local reports: very many clients with one example each, a round in a few operations.
 
+The model is linear, see `models.linear_margin`.
 It is `simulate` with one local iteration on one example, the same plan and the same ``per_client``
 stage; a test holds the two together. What makes it fast: all gradients of a round are one matrix,
 and its clients share a generator.
@@ -57,11 +58,9 @@ def simulate_reports(
     """
     _check(train, plan, defense)
     x, labels = train[0], train[1].to(train[0].dtype)
-    weight, state = (
-        x.new_zeros(x.shape[1]),
-        defense.initial_state() if defense.initial_state else {},
-    )
-    every, history = evaluate_every or plan.rounds, []
+    weight, history = x.new_zeros(x.shape[1]), []
+    state = defense.initial_state() if defense.initial_state else {}
+    every = evaluate_every or plan.rounds
     positive(evaluate_every=every)
     for round in range(plan.rounds):
         chosen = plan.participants_of(round)
@@ -72,34 +71,29 @@ def simulate_reports(
             ctx = ClientContext(round, ids, [generator], state=state, batch_size=1)
             update = defense.apply("per_client", {WEIGHT: update[:, None]}, ctx)[WEIGHT][:, 0]
         weight = weight + plan.server_lr / plan.participants * update.sum(0)
-        due = evaluation is not None and ((round + 1) % every == 0 or round + 1 == plan.rounds)
-        score = _accuracy(weight, evaluation) if due and evaluation else None
+        score = None
+        if evaluation and ((round + 1) % every == 0 or round + 1 == plan.rounds):
+            right = (evaluation[0] @ weight > 0) == (evaluation[1] > 0)
+            score = float(right.double().mean())
         history.append(RoundReport(round, tuple(ids), score))
     return Run({WEIGHT: weight[None]}, tuple(history), {}, {})
-
-
-def _accuracy(weight: torch.Tensor, examples: Examples) -> float:
-    x, y = examples
-    return float(((x @ weight > 0) == (y > 0)).double().mean())
 
 
 def _check(train: Examples, plan: Plan, defense: Defense) -> None:
     if (plan.local_iterations, plan.batch_size) != (1, 1):
         raise InputError(
             f"simulate_reports needs clients with one example each: local_iterations = "
-            f"{plan.local_iterations} and batch_size = {plan.batch_size} must be 1; use simulate for "
-            "longer participations."
+            f"{plan.local_iterations} and batch_size = {plan.batch_size} must be 1; use simulate "
+            "for longer participations."
         )
     if plan.clients != len(train[1]):
         raise InputError(
-            f"the plan has {plan.clients} clients, the data {len(train[1])} examples: make them equal."
+            f"the plan has {plan.clients} clients, the data {len(train[1])} examples: make them "
+            "equal."
         )
-    filled = [
-        stage
-        for stage in (*STAGES, "begin_client")
-        if stage != "per_client" and getattr(defense, stage)
-    ]
-    if filled:
-        raise InputError(
-            f"simulate_reports has only per_client, but {defense.name} fills {filled[0]}: use simulate."
-        )
+    for stage in (*STAGES, "begin_client"):
+        if stage != "per_client" and getattr(defense, stage):
+            raise InputError(
+                f"simulate_reports has only per_client, but {defense.name} fills {stage}: use "
+                "simulate."
+            )

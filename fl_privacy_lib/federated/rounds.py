@@ -7,6 +7,8 @@ size and any number of workers.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from types import NoneType
 
 import numpy as np
 import torch
@@ -27,16 +29,13 @@ from fl_privacy_lib.federated.stacked_participation import StackedEngine
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
-Reports = dict[str, torch.Tensor]
-
-BLOCKS = (
-    64  # more would cost a pass over the parameters each, fewer would share badly among workers
-)
+# more would cost a pass over the parameters each, fewer would share badly among workers
+BLOCKS = 64
 
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same over all rounds of a simulation, and what every worker has to know.
+    """What stays the same in all rounds of a simulation, and what every worker has to know.
 
     Attributes
     ----------
@@ -54,55 +53,60 @@ class Job:
     chunk: int
     loss: Loss = cross_entropy
 
+    @property
+    def engine(self) -> str:
+        """Name of the engine that takes the clients in whose iterations nobody reads."""
+        return {Network: "compiled", Stack: "stacked", NoneType: "generic"}[type(self.form)]
+
     def positions(self, client: int, round: int) -> list[np.ndarray]:
         """Return the positions in `train` of every local batch of a client."""
-        own = self.partition.indices[client]
-        return [own[batch] for batch in self.plan.batches(client, len(own), round)]
-
-    def client_weights(self, round: int) -> dict[int, float]:
-        """Return what each participant's update counts for in the aggregate, by client."""
-        ids = [int(client) for client in self.plan.participants_of(round)]
-        return self.plan.client_weights(ids, self.partition.sizes.tolist())
+        held = self.partition.indices[client]
+        return [held[batch] for batch in self.plan.batches(client, len(held), round)]
 
 
-def blocks_of(ids: Sequence[int]) -> list[tuple[int, ...]]:
+def blocks_of(ids: Sequence[int]) -> list[Sequence[int]]:
     """Return the participants in at most `BLOCKS` blocks of equal width (the last may be shorter).
 
-    >>> blocks_of([3, 5, 8])
+    >>> blocks_of((3, 5, 8))
     [(3,), (5,), (8,)]
     """
-    width = -(-len(ids) // BLOCKS) or 1
-    return [tuple(ids[i : i + width]) for i in range(0, len(ids), width)]
+    return _pieces(ids, -(-len(ids) // BLOCKS) or 1)
+
+
+def _pieces(ids: Sequence[int], width: int) -> list[Sequence[int]]:
+    return [ids[i : i + width] for i in range(0, len(ids), width)]
 
 
 def block_sums(
     job: Job,
     weights: Parameters,
     round: int,
-    blocks: Sequence[tuple[int, ...]],
+    blocks: Sequence[Sequence[int]],
     state: dict,
     taps: Taps,
 ) -> Iterator[Block]:
-    """Yield each block's weighted sum of received updates, in float64, and what its clients reported."""
-    ids = [client for block in blocks for client in block]
-    ends = {block[-1] for block in blocks}
-    total, reports = _zeros(weights), []
-    shares = job.client_weights(round)
-    for client, update, own in _updates(job, weights, round, ids, shares, state, taps):
-        received = _arrive(job, update, client, shares[client], weights, round, state, taps, own)
-        for name, u in received.items():
-            total[name].add_(u[0], alpha=shares[client])  # the product, too, in float64
-        reports.append(own)
-        if client in ends:
-            yield total, reports
-            total, reports = _zeros(weights), []
+    """Yield each block's weighted sum of received updates, in float64, and its clients' reports."""
+    shares = job.plan.client_weights(
+        job.plan.participants_of(round).tolist(), job.partition.sizes.tolist()
+    )
+    ids = list(chain.from_iterable(blocks))
+    participations = _participations(job, weights, round, ids, shares, state, taps)
+    for block in blocks:
+        total, reports = _zeros(weights), []
+        for update, ctx in islice(participations, len(block)):
+            received = _arrive(job, update, ctx, weights, taps)
+            for name, u in received.items():
+                # the product, too, in float64
+                total[name].add_(u[0], alpha=shares[ctx.clients[0]])
+            reports.append(ctx.reports)
+        yield total, reports
 
 
 def _zeros(weights: Parameters) -> Gradient:
     return {name: torch.zeros_like(w, dtype=torch.float64) for name, w in weights.items()}
 
 
-def _updates(
+def _participations(
     job: Job,
     weights: Parameters,
     round: int,
@@ -110,118 +114,90 @@ def _updates(
     shares: dict[int, float],
     state: dict,
     taps: Taps,
-) -> Iterator[tuple[int, Gradient, Reports]]:
-    """Yield every client's update as it leaves the client, in the order of ids: the one walk of a participation."""
-    whole = (weights, job.train, job.plan, job.defense)
-    generic = GenericEngine(job.model, *whole, job.loss, taps)
-    engine: Engine = generic
+) -> Iterator[tuple[Gradient, ClientContext]]:
+    """Yield every client's update as it leaves the client, in the order of ids, and its context."""
+    common = (weights, job.train, job.plan, job.defense)
+    generic = GenericEngine(job.model, *common, job.loss, taps)
+    fast: Engine = generic
     if isinstance(job.form, Network):
-        engine = CompiledEngine(job.form, *whole)
+        fast = CompiledEngine(job.form, *common)
     elif job.form is not None:
-        engine = StackedEngine(job.form, *whole)
-    for chunk in _chunks(job, round, ids, taps):
-        contexts = [_context(job, client, shares[client], round, state) for client in chunk]
-        if job.defense.begin_client:
-            for ctx in contexts:
-                job.defense.begin_client(ctx)
-        batches = [job.positions(client, round) for client in chunk]
-        updates = (generic if _watched(taps, chunk[0], round) else engine).train(batches, contexts)
-        for client, update, ctx in zip(chunk, updates, contexts, strict=True):
-            leaving = job.defense.apply("per_client", update, ctx)
-            _keep_update(job, leaving, client, weights, round, taps)
-            yield client, leaving, ctx.reports
+        fast = StackedEngine(job.form, *common)
+    # where somebody reads inside a client's iterations, its gradients have to be formed
+    inside = {t.client for t in taps.wanted if t.round == round and t.stage in ("example", "batch")}
+    for watched, clients in groupby(ids, key=inside.__contains__):
+        engine, width = (generic, 1) if watched else (fast, _stack_width(job))
+        for chunk in _pieces(tuple(clients), width):
+            contexts = [_begin(job, client, shares[client], round, state) for client in chunk]
+            batches = [job.positions(client, round) for client in chunk]
+            for update, ctx in zip(engine.train(batches, contexts), contexts, strict=True):
+                leaving = job.defense.apply("per_client", update, ctx)
+                _keep_update(job, leaving, ctx, weights, taps)
+                yield leaving, ctx
 
 
-def _keep_update(
-    job: Job, update: Gradient, client: int, weights: Parameters, round: int, taps: Taps
-) -> None:
-    """Keep what stands at the taps 'update' and 'received', and the examples behind it."""
-    for stage in (
-        "update",
-        "received",
-    ):  # the server replaces the second by what its own stage makes of it
-        tap = Tap(stage, client, round)
-        if tap in taps.wanted:
-            held = job.partition.indices[client]
-            used = held[np.unique(np.concatenate(job.plan.batches(client, len(held), round)))]
-            index = torch.as_tensor(used, device=job.train[0].device)
-            truth = (job.train[0][index], job.train[1][index])
-            taps.keep(
-                tap,
-                {name: u[0] for name, u in update.items()},
-                weights,
-                job.plan,
-                job.defense,
-                truth,
-            )
-
-
-def _watched(taps: Taps, client: int, round: int) -> bool:
-    """Return whether somebody reads inside this client's iterations: then its gradients have to be formed."""
-    return any(
-        tap.stage in ("example", "batch") and (tap.client, tap.round) == (client, round)
-        for tap in taps.wanted
-    )
-
-
-def _chunks(job: Job, round: int, ids: Sequence[int], taps: Taps) -> Iterator[list[int]]:
-    """Yield the clients that are stacked together.
+def _stack_width(job: Job) -> int:
+    """Return how many clients are stacked together.
 
     On a CPU only clients whose batches have equal sizes are stacked: padding changes the shape of a
     product and with it the last bits. On a GPU, where the bits are not promised, padding costs less
-    than standing alone.
+    than training one client at a time.
     """
-    on_cpu = job.train[0].device.type == "cpu"
-    unequal = job.plan.batch_sampling == "poisson"
-    width = 1 if not isinstance(job.form, Stack) or (on_cpu and unequal) else job.chunk
-    chunk: list[int] = []
-    for client in ids:
-        if _watched(taps, client, round):
-            if chunk:
-                yield chunk
-            yield [client]
-            chunk = []
-            continue
-        chunk.append(client)
-        if len(chunk) == width:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+    padded_on_cpu = job.train[0].device.type == "cpu" and job.plan.batch_sampling == "poisson"
+    return 1 if not isinstance(job.form, Stack) or padded_on_cpu else job.chunk
 
 
-def _context(job: Job, client: int, share: float, round: int, state: dict) -> ClientContext:
-    """Return the context of one participation: its own generator, weight and reports."""
+def _begin(job: Job, client: int, share: float, round: int, state: dict) -> ClientContext:
+    """Return the context of one participation: its generator, weight and reports.
+
+    What the defence draws for the whole participation is drawn here.
+    """
     device = job.train[0].device
-    generators = [keyed_generator(device, job.plan.seed, round, client)]
-    return ClientContext(
-        round, (client,), generators, torch.tensor([share], device=device), state,
-        batch_size=job.plan.batch_size, model=job.model,
-    )  # fmt: skip
+    ctx = ClientContext(
+        round,
+        clients=(client,),
+        generators=[keyed_generator(device, job.plan.seed, round, client)],
+        weights=torch.tensor([share], device=device),
+        state=state,
+        batch_size=job.plan.batch_size,
+        model=job.model,
+    )
+    if job.defense.begin_client:
+        job.defense.begin_client(ctx)
+    return ctx
+
+
+def _keep_update(
+    job: Job, update: Gradient, ctx: ClientContext, weights: Parameters, taps: Taps
+) -> None:
+    """Keep what stands at the taps 'update' and 'received', and the examples behind it."""
+    (client,) = ctx.clients
+    # the server replaces the second by what its own stage turns it into
+    for tap in (Tap("update", client, ctx.round), Tap("received", client, ctx.round)):
+        if tap in taps.wanted:
+            held = job.partition.indices[client]
+            batches = job.plan.batches(client, len(held), ctx.round)
+            index = torch.as_tensor(held[np.unique(np.concatenate(batches))])
+            x, y = (part[index.to(part.device)] for part in job.train)
+            taps.keep(tap, {name: u[0] for name, u in update.items()}, weights, (x, y))
 
 
 def _arrive(
-    job: Job,
-    update: Gradient,
-    client: int,
-    share: float,
-    weights: Parameters,
-    round: int,
-    state: dict,
-    taps: Taps,
-    reports: Reports,
+    job: Job, update: Gradient, ctx: ClientContext, weights: Parameters, taps: Taps
 ) -> Gradient:
-    """Pass one client's update through the server's on_arrival stage and its tap; it adds to the client's reports."""
+    """Pass one client's update through the server's on_arrival stage and its tap.
+
+    What the stage reports is added to the client's reports.
+    """
     if job.defense.on_arrival is None:
         return update
+    (client,) = ctx.clients
     device = next(iter(update.values())).device
-    key = keyed_generator(device, job.plan.seed, round, client, "arrival")
-    weight = torch.tensor([share], device=device)
-    received = job.defense.apply(
-        "on_arrival", update, Context(round, (client,), [key], weight, state, reports)
-    )
-    tap = Tap("received", client, round)
-    taps.keep(tap, {name: u[0] for name, u in received.items()}, weights, job.plan, job.defense)
+    generator = keyed_generator(device, job.plan.seed, ctx.round, client, "arrival")
+    at_server = Context(ctx.round, ctx.clients, [generator], ctx.weights, ctx.state, ctx.reports)
+    received = job.defense.apply("on_arrival", update, at_server)
+    tap = Tap("received", client, ctx.round)
+    taps.keep(tap, {name: u[0] for name, u in received.items()}, weights)
     return received
 
 
@@ -235,15 +211,13 @@ def serve(
     taps: Taps,
 ) -> Parameters:
     """Pass the round's sum through on_aggregate and its tap, and take the server's step."""
-    device = job.train[0].device
-    server = Context(
-        round, ids, [keyed_generator(device, job.plan.seed, round, "server")], state=state
-    )
+    generator = keyed_generator(job.train[0].device, job.plan.seed, round, "server")
+    server = Context(round, ids, [generator], state=state)
     added, reports = total or (_zeros(weights), [])
-    for own in reports:
-        for name, value in own.items():
+    for client_reports in reports:
+        for name, value in client_reports.items():
             server.report(name, value)
     mean = {name: t[None].to(weights[name].dtype) for name, t in added.items()}  # [1, …]
     aggregate = {name: m[0] for name, m in job.defense.apply("on_aggregate", mean, server).items()}
-    taps.keep(Tap("aggregate", round=round), aggregate, weights, job.plan, job.defense)
+    taps.keep(Tap("aggregate", round=round), aggregate, weights)
     return {name: w + job.plan.server_lr * aggregate[name] for name, w in weights.items()}

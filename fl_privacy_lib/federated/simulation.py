@@ -1,7 +1,7 @@
 """The simulation: rounds of participations, arrival, aggregation and evaluation."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,12 +22,12 @@ from fl_privacy_lib.federated.fingerprint import (
     surroundings,
 )
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
-from fl_privacy_lib.federated.groups import Group, SingleProcess
+from fl_privacy_lib.federated.groups import Group
 from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Examples, Job, block_sums, blocks_of, serve
-from fl_privacy_lib.federated.stacked import Stack, stack
-from fl_privacy_lib.federated.stacked_participation import fusible
-from fl_privacy_lib.federated.workers import current_group, launched
+from fl_privacy_lib.federated.stacked import Stack
+from fl_privacy_lib.federated.stacked_participation import stacked_form
+from fl_privacy_lib.federated.workers import current_group, launch
 from fl_privacy_lib.models import Parameters, call, check_per_example, parameters_of
 from fl_privacy_lib.sampling import Plan
 
@@ -37,7 +37,7 @@ CPU_CHUNK = 4  # measured: fewer pay Python more often, more leave the cache
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One finished round: its number (from 0), who took part, and the accuracy if it was evaluated."""
+    """One finished round: its number from 0, who took part, the accuracy if it was evaluated."""
 
     round: int
     participants: tuple[int, ...]
@@ -52,7 +52,7 @@ class Run:
     ----------
     weights : the global model after the last round
     history : one `RoundReport` a round
-    observations : what each tap that was asked for holds
+    observations : by tap, for the taps that were asked for
     truth : the examples behind each client-side tap, for scoring only; no attack may read it
     engine : the one that was taken, 'compiled', 'stacked' or 'generic'
     """
@@ -95,7 +95,7 @@ def simulate(
     checkpoint: Path | str | None = None,
     resume: bool = False,
 ) -> Run:
-    """Train a model federatedly under a defence and keep what stands at the taps asked for.
+    """Train a model federatedly under a defence, and keep what stands at the taps.
 
     Parameters
     ----------
@@ -109,15 +109,15 @@ def simulate(
     evaluation : examples to measure the accuracy on, every `evaluate_every` rounds and after the
         last
     on_round : called with each round's report, e.g. a progress bar's update
-    engine : {'auto', 'compiled', 'stacked', 'generic'}, or several of the last three in order of
-        preference 'generic' takes every example's gradient by automatic differentiation, one client
-        at a time: any model. 'stacked' is faster for the layers that `federated.layers` knows and
-        for defences whose local stages are data. 'compiled' is the fastest, for the papers' CNN and
-        MLP, on a CPU with numba installed, and knows the rules that follow norms, too. 'auto' takes
-        the fastest that can do the work; it is no default, since a tap on `example` then changes
-        draws. All give equal gradients up to rounding and noise of the same distribution, but not
-        the same draws. A client whose `example` or `batch` tap is asked for takes the generic path
-        in that round.
+    engine : {'auto', 'compiled', 'stacked', 'generic'}, or several of the last three by preference
+        'generic' takes every example's gradient by automatic differentiation, one client at a time:
+        any model. 'stacked' is faster for the layers that `federated.layers` knows and for defences
+        whose local stages are data. 'compiled' is the fastest, for the papers' CNN and MLP, on a
+        CPU with numba installed, and knows the rules that follow norms, too. 'auto' takes the
+        fastest that can do the work; it is no default, since a tap on `example` then changes draws.
+        All give equal gradients up to rounding and noise of the same distribution, but not the same
+        draws. A client whose `example` or `batch` tap is asked for takes the generic path in that
+        round.
     clients_per_chunk : int or None
         Clients stacked together; None: four on a CPU, where the cache is what counts, all on a GPU.
         On a CPU it changes no bit of the result.
@@ -145,22 +145,22 @@ def simulate(
     monitor = Monitor(
         evaluation, evaluate_every, on_round, Path(checkpoint) if checkpoint else None
     )
-    with group.together():  # what is wrong in one process is told to all
+    collected = Taps(frozenset(taps), plan, defense)
+    with group.together():  # what is wrong in one process, all have to know
         check_per_example(model)
         positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
-        _check_noise_meets_sampling(plan, defense)
-        fast = _engine(model, train, plan, defense, engine, clients_per_chunk, loss)
-        job = Job(model, train, partition, plan, defense, *fast, loss)
-        seen = Taps.at(taps)
-        _check(job, seen, _processes(group, workers))
+        form = _form(model, train, defense, engine, loss)
+        chunk = CPU_CHUNK if train[0].device.type == "cpu" else plan.participants
+        job = Job(model, train, partition, plan, defense, form, clients_per_chunk or chunk, loss)
+        _check(job, collected, group, workers)
         if checkpoint or group.size > 1:
-            monitor.parts = fingerprint(job, seen.wanted)
+            monitor.parts = fingerprint(job, collected.wanted)
     _check_agreement(job, monitor.parts, group)
-    start = _start(job, seen, monitor, resume, group)
-    if workers == 1 or isinstance(group, Group):
-        return _run(job, start, seen, monitor, group)
-    with launched(workers, _run_as_worker, job, start, seen) as started:
-        return _run(job, start, seen, monitor, started)
+    start = _start(job, collected, monitor, resume, group)
+    if workers == 1 or group.joined:
+        return _run(group, job, start, collected, monitor)
+    with launch(workers, _run, job, start, collected) as started:
+        return _run(started, job, start, collected, monitor)
 
 
 @dataclass
@@ -176,28 +176,32 @@ class Monitor:
     def accuracy_after(self, job: Job, weights: Parameters, round: int) -> float | None:
         """Return the accuracy if this round is one to evaluate."""
         due = (round + 1) % self.every == 0 or round + 1 == job.plan.rounds
-        return _score(job, weights, self.evaluation) if self.evaluation and due else None
+        if not due or self.evaluation is None:
+            return None
+        # the kernel serves where it takes these examples as well
+        compiled = isinstance(job.form, Network) and len(self.evaluation[1])
+        form = compiled_form(job.model, self.evaluation) if compiled else None
+        if isinstance(form, Network):
+            return compiled_hits(form, weights, self.evaluation) / len(self.evaluation[1])
+        return accuracy(job.model, weights, self.evaluation)
 
     def note(
         self, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps
     ) -> None:
         """Save the state after the last round and report it."""
         if self.checkpoint:
-            past = [(r.round, r.participants, r.accuracy) for r in history]
+            past = [astuple(report) for report in history]
             checkpoints.save(self.checkpoint, self.parts, (weights, state, past), taps)
         if self.on_round:
             self.on_round(history[-1])
 
 
-def _start(
-    job: Job, taps: Taps, monitor: Monitor, resume: bool, group: SingleProcess | Group
-) -> Start:
-    """Return where the run begins, in every process: at the first one's checkpoint, or at round 0."""
+def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: Group) -> Start:
+    """Return where the run begins: at the first process's checkpoint, or at round 0."""
     path, content = monitor.checkpoint, None
     with group.together():
         if path and group.rank == 0:
-            checkpoints.check_path(path)
-            content = checkpoints.read(path) if resume else None
+            content = checkpoints.read(path, resume)
     content, path = group.gather((content, path))[0]
     with group.together():
         if content is not None and path:
@@ -206,124 +210,81 @@ def _start(
     return weights, job.defense.initial_state() if job.defense.initial_state else {}, []
 
 
-def _run_as_worker(job: Job, start: Start, taps: Taps) -> None:
-    """Be one of the other processes."""
-    _run(job, start, taps, Monitor(), Group())
+def _run(group: Group, job: Job, start: Start, taps: Taps, monitor: Monitor | None = None) -> Run:
+    """Run the rounds that are left, as one process of the group.
 
-
-def _run(job: Job, start: Start, taps: Taps, monitor: Monitor, group: SingleProcess | Group) -> Run:
-    """Run the rounds that are left, as one process of the group."""
+    Parameters
+    ----------
+    monitor : what the first process does besides; the others leave it alone, or have none
+    """
     (weights, state, past), plan = start, job.plan
-    public = job.defense.public()
-    history = [RoundReport(round, tuple(ids), score) for round, ids, score in past]
+    monitor = monitor if monitor and group.rank == 0 else Monitor()
+    history = [RoundReport(*report) for report in past]
     for round in range(len(history), plan.rounds):
         ids = tuple(int(c) for c in plan.participants_of(round))
         blocks = blocks_of(ids)
-        mine = block_sums(job, weights, round, group.share(blocks), state, taps)
-        total = group.sum(mine, len(blocks), weights, taps, public)
+        sums = block_sums(job, weights, round, group.share(blocks), state, taps)
+        total = group.sum(sums, len(blocks), taps, job.train[0].device) if blocks else None
         with group.together():
             weights = serve(job, weights, round, ids, total, state, taps)
-            first = group.rank == 0
-            score = monitor.accuracy_after(job, weights, round) if first else None
-            history.append(RoundReport(round, ids, score))
-            if first:
-                monitor.note(weights, state, history, taps)
-    engine = "compiled" if isinstance(job.form, Network) else "stacked" if job.form else "generic"
-    return Run(weights, tuple(history), taps.observations, taps.truth, engine)
+            history.append(RoundReport(round, ids, monitor.accuracy_after(job, weights, round)))
+            monitor.note(weights, state, history, taps)
+    return Run(weights, tuple(history), taps.observations, taps.truth, job.engine)
 
 
-def _score(job: Job, weights: Parameters, evaluation: Examples) -> float:
-    """Return the accuracy, through the kernel where it takes these examples as well."""
-    form = (
-        compiled_form(job.model, evaluation)
-        if isinstance(job.form, Network) and len(evaluation[1])
-        else None
-    )
-    return (
-        compiled_hits(form, weights, evaluation) / len(evaluation[1])
-        if isinstance(form, Network)
-        else accuracy(job.model, weights, evaluation)
-    )
-
-
-def _engine(
+def _form(
     model: nn.Module,
     train: Examples,
-    plan: Plan,
     defense: Defense,
     engine: str | Sequence[str],
-    chunk: int | None,
     loss: Loss,
-) -> tuple[Network | Stack | None, int]:
-    """Return the model in the form of the first engine that can do the work, and the clients per chunk.
-
-    The form is None for the generic path.
-    """
+) -> Network | Stack | None:
+    """Return the model in the form of the first engine that can do the work, None for 'generic'."""
     names = ENGINES if engine == "auto" else (engine,) if isinstance(engine, str) else tuple(engine)
     for name in names:
         one_of(("auto", *ENGINES) if isinstance(engine, str) else ENGINES, engine=name)
-    clients = chunk or (CPU_CHUNK if train[0].device.type == "cpu" else plan.participants)
     reason = ""
     for name in names:
-        form: Network | Stack | str | None = None
-        if name != "generic":
-            build = compiled_form if name == "compiled" else _stacked_form
-            form = (
-                build(model, train, defense)
-                if loss is cross_entropy
-                else f"the clients minimise {loss}, a loss"
-            )
+        if name == "generic":
+            return None
+        form: Network | Stack | str = f"the clients minimise {loss}, a loss"
+        if loss is cross_entropy:
+            form = (compiled_form if name == "compiled" else stacked_form)(model, train, defense)
         if not isinstance(form, str):
-            return form, clients
+            return form
         reason = reason or form
     raise InputError(
         f"engine = {engine!r} is not possible, since {reason} that it does not know: use 'auto'."
     )
 
 
-def _stacked_form(model: nn.Module, train: Examples, defense: Defense) -> Stack | str:
-    """Return the model in the stacked engine's form, or what that engine does not know."""
-    if not fusible(defense):
-        return f"the defence {defense.name!r} has a local rule"
-    return stack(model, tuple(train[0].shape[1:])) or "the model has a layer"
-
-
-def _processes(group: SingleProcess | Group, workers: int) -> int:
-    """Return how many processes will share the rounds."""
-    if isinstance(group, SingleProcess):
-        return workers
-    if workers not in (1, group.size):
-        raise InputError(
-            f"workers = {workers}, but {group.size} processes have been started from outside: use workers = 1."
-        )
-    return group.size
-
-
-def _check_agreement(job: Job, parts: Fingerprint, group: SingleProcess | Group) -> None:
+def _check_agreement(job: Job, parts: Fingerprint, group: Group) -> None:
     """Raise `InputError` in every process unless all of them were given the same run."""
-    if group.size > 1 and (differing := disagreement(group.gather(parts | surroundings(job)))):
+    if differing := disagreement(group.gather(parts | surroundings(job))):
         raise InputError(
-            f"the {group.size} processes were not given the same run ({differing}): start all of them with one "
-            "script, the same settings, seeds, data and versions."
+            f"the {group.size} processes were not given the same run ({differing}): start all of "
+            "them with one script, the same settings, seeds, data and versions."
         )
 
 
-def _check_noise_meets_sampling(plan: Plan, defense: Defense) -> None:
-    if plan.batch_sampling == "poisson" and any(
-        place == "per_example" for place, _ in noisy(defense, "example")
-    ):
+def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
+    """Raise `InputError` unless plan, defence, partition, taps and processes fit together."""
+    plan, defense, processes = job.plan, job.defense, max(workers, group.size)
+    if group.joined and workers not in (1, group.size):
         raise InputError(
-            f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number of examples varies "
-            'and an empty batch would carry no noise at all: put the noise on the batch, fed_cdp("batch").'
+            f"workers = {workers}, but {group.size} processes have been started from outside: use "
+            "workers = 1."
         )
-
-
-def _check(job: Job, taps: Taps, processes: int) -> None:
-    """Raise `InputError` unless partition, taps and the number of processes fit the plan and the defence."""
-    plan, defense = job.plan, job.defense
+    if plan.batch_sampling == "poisson" and noisy(defense, "example"):
+        raise InputError(
+            f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number "
+            "of examples varies and an empty batch would carry no noise at all: put the noise on "
+            'the batch, fed_cdp("batch").'
+        )
     if job.partition.clients != plan.clients:
         raise InputError(
-            f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make them equal."
+            f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make "
+            "them equal."
         )
     for tap in taps.wanted:
         if (
@@ -338,6 +299,7 @@ def _check(job: Job, taps: Taps, processes: int) -> None:
     at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
     if processes > 1 and defense.initial_state and any(at_clients):
         raise InputError(
-            f"the defence {defense.name!r} keeps a state that its clients may change, which processes would "
-            f"not share: use one process (now {processes}), which is workers = 1 without torchrun."
+            f"the defence {defense.name!r} keeps a state that its clients may change, which "
+            f"processes would not share: use one process (now {processes}), which is workers = 1 "
+            "without torchrun."
         )

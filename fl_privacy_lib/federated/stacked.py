@@ -1,13 +1,13 @@
-"""The fast engine: one local iteration of several clients by explicit passes, without autograd.
+"""The stacked engine: one local iteration of several clients by explicit passes, without autograd.
 
 The weights of the stacked clients lie in one flat memory [k, P]. An iteration fills a second one
 with the noise, adds the clipped gradients to it, and takes the step: three passes over P numbers
 besides the network itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -26,7 +26,8 @@ from fl_privacy_lib.federated.layers import (
 )
 from fl_privacy_lib.models import Parameters
 
-BATCH_SLICE = 32  # examples of one client at a time: what lies in a core's cache; large batches go slice by slice
+# examples of one client at a time: what lies in a core's cache; large batches go slice by slice
+BATCH_SLICE = 32
 
 Views = list[dict[str, torch.Tensor]]  # by layer, then by the short name of its tensor
 Factors = Callable[[Gradient], Gradient]  # norms [k, B] by parameter name → clipping factors [k, B]
@@ -42,14 +43,13 @@ class Slot:
     start: int
     shape: tuple[int, ...]
 
-    @property
-    def size(self) -> int:
-        """Number of coordinates."""
-        return prod(self.shape)
+    def part(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return this parameter's part [k, size] of the flat memory [k, P]."""
+        return flat[:, self.start : self.start + prod(self.shape)]
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """Return this parameter [k, *shape] as a view of the flat memory [k, P]."""
-        return flat[:, self.start : self.start + self.size].view(-1, *self.shape)
+        return self.part(flat).view(-1, *self.shape)
 
 
 @dataclass(frozen=True)
@@ -61,43 +61,30 @@ class Stack:
     layers : in the order in which they run
     slots : one for each parameter, in the model's order
     first : index of the first layer with parameters; nothing before it needs a gradient
-    crop : (height, width) of the part of an image that any output depends on, or None for flat
-        examples Pooling drops a last odd row; what only that row would have read is not computed at
-        all.
+    crop : (height, width) or None
+        The part of an image that any output depends on, None for flat examples. Pooling drops a
+        last odd row; what only that row would have read is not computed at all.
     """
 
     layers: tuple[Layer, ...]
     slots: tuple[Slot, ...]
     first: int
-    crop: tuple[int, int] | None
-
-    @property
-    def size(self) -> int:
-        """P, the number of parameters."""
-        return sum(slot.size for slot in self.slots)
+    crop: Shape | None
 
     def pack(self, weights: Parameters, clients: int) -> torch.Tensor:
         """Return the global weights in flat memory, once for each client: [k, P]."""
-        anyone = next(iter(weights.values()))
-        flat = torch.empty(clients, self.size, dtype=anyone.dtype, device=anyone.device)
-        for slot in self.slots:
-            slot.view(flat).copy_(weights[slot.name])
-        return flat
+        return torch.cat([weights[s.name].flatten() for s in self.slots]).repeat(clients, 1)
 
     def unpack(self, flat: torch.Tensor) -> Gradient:
         """Return views [k, *parameter shape] of the flat memory, by name."""
         return {slot.name: slot.view(flat) for slot in self.slots}
 
     def views(self, flat: torch.Tensor) -> Views:
-        """Return each layer's tensors as views of the flat memory; they stay valid while it is changed in place."""
-        weights: Views = [{} for _ in self.layers]
-        for slot in self.slots:
-            weights[slot.layer][slot.short] = slot.view(flat)
-        return weights
-
-    def sums(self, out: torch.Tensor) -> list[torch.Tensor]:
-        """Return each parameter's part [k, size] of the memory [k, P] where gradients are added."""
-        return [out[:, slot.start : slot.start + slot.size] for slot in self.slots]
+        """Return each layer's tensors as views of the flat memory: they follow its changes."""
+        return [
+            {slot.short: slot.view(flat) for slot in self.slots if slot.layer == layer}
+            for layer in range(len(self.layers))
+        ]
 
     def add_gradients(
         self,
@@ -105,61 +92,54 @@ class Stack:
         x: torch.Tensor,
         y: torch.Tensor,
         factors: Factors | None,
-        sums: list[torch.Tensor],
+        out: torch.Tensor,
+        mask: torch.Tensor | None = None,
     ) -> Gradient:
-        """Add the sum of the examples' gradients, each clipped, to sums.
+        """Add the sum of the examples' gradients, each clipped, to the memory `out` [k, P].
 
         Parameters
         ----------
         weights : from `views`
         x, y : examples [k, B, …] and labels
         factors : from norms to what each example is multiplied with; None: no norms are taken
-        sums : from `sums`
+        mask : [k, B], 0 or False where an example counts for nothing; None: all count
 
         Returns
         -------
         norms [k, B] by parameter name, before clipping; empty without `factors`
         """
-        norms: Gradient = {}
-        for part in _slices(x.shape[1]):
-            found = self._contractions(weights, x[:, part], y[:, part], apart=factors is not None)
-            own = {slot.name: found[slot.name].norms() for slot in self.slots} if factors else {}
-            scale = factors(own) if factors else {}
-            for slot, part_of_out in zip(self.slots, sums, strict=True):
-                found[slot.name].add_to(part_of_out, scale.get(slot.name))
-            norms = (
-                {name: torch.cat([norms[name], n], 1) for name, n in own.items()} if norms else own
-            )
-        return norms
+        slices: list[Gradient] = []
+        mask = torch.ones(y.shape[:2], device=y.device) if mask is None else mask
+        parts = (tensor.split(BATCH_SLICE, 1) for tensor in (x, y, mask))
+        for part in zip(*parts, strict=True):
+            contractions = self._contractions(weights, factors is not None, *part)
+            norms = {name: c.norms() for name, c in contractions.items()} if factors else {}
+            scale = factors(norms) if factors else {}
+            for slot in self.slots:
+                contractions[slot.name].add_to(slot.part(out), scale.get(slot.name))
+            slices.append(norms)
+        return {name: torch.cat([norms[name] for norms in slices], 1) for name in slices[0]}
 
     def _contractions(
-        self, weights: Views, x: torch.Tensor, y: torch.Tensor, apart: bool
+        self, weights: Views, apart: bool, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor
     ) -> Contractions:
-        """Run the network forwards and backwards, and return each parameter's gradients as contractions."""
+        """Run the network forwards and backwards; return the gradients by parameter name."""
         if self.crop:
             x = x[..., : self.crop[0], : self.crop[1]].permute(0, 1, 3, 4, 2)
-        kept = []
-        for layer, own in zip(self.layers, weights, strict=True):
-            x, saved = layer.forward(own, x)
-            kept.append(saved)
-        g: torch.Tensor | None = cross_entropy_gradient(x, y)
-        found: dict[tuple[int, str], Contraction] = {}
-        for i in range(len(self.layers) - 1, self.first - 1, -1):
-            assert (
-                g is not None
-            )  # only the first layer with parameters returns None, and there the loop ends
-            g, sums = self.layers[i].backward(weights[i], g, kept.pop(), i == self.first, apart)
-            found.update({(i, short): contraction for short, contraction in sums.items()})
-        return {slot.name: found[slot.layer, slot.short] for slot in self.slots}
-
-
-def _slices(batch: int) -> Iterable[slice]:
-    bounds = [*range(0, batch, BATCH_SLICE), batch]
-    return [slice(a, b) for a, b in pairwise(bounds)]
+        saved = []
+        for layer, tensors in zip(self.layers, weights, strict=True):
+            x, needed = layer.forward(tensors, x)
+            saved.append(needed)
+        g: Any = cross_entropy_gradient(x, y) * mask[..., None]
+        sums: dict[tuple[int, str], Contraction] = {}
+        for i in reversed(range(self.first, len(self.layers))):
+            g, gradients = self.layers[i].backward(weights[i], g, saved.pop(), apart)
+            sums |= {(i, short): contraction for short, contraction in gradients.items()}
+        return {slot.name: sums[slot.layer, slot.short] for slot in self.slots}
 
 
 def stack(model: nn.Module, shape: Shape) -> Stack | None:
-    """Return the model in the engine's form, or None where the engine does not know a layer or what is frozen.
+    """Return the model in the engine's form, or None where a layer or a frozen tensor has none.
 
     Parameters
     ----------
@@ -174,38 +154,46 @@ def stack(model: nn.Module, shape: Shape) -> Stack | None:
     >>> stack(nn.Sequential(nn.Linear(3, 2), nn.Dropout()), (3,)) is None
     True
     """
-    if (
-        type(model) is not nn.Sequential
-        or _hooked(model)
-        or any(not p.requires_grad for p in model.parameters())
-    ):
-        return None
-    # not named_children(), which leaves out a module that stands in the model twice
-    modules = _rectify_late(list(model._modules.items()))
-    own = [i for i, (_, module) in enumerate(modules) if list(module.parameters())]
-    if not own or len({p.dtype for p in model.parameters()}) > 1:
-        return None
-    layers = [layer_of(module, i <= own[0]) for i, (_, module) in enumerate(modules)]
-    if any(layer is None for layer in layers):
-        return None
-    found: list[Layer] = [layer for layer in layers if layer is not None]
-    sizes = _sizes(found, (shape[1], shape[2], shape[0]) if len(shape) == 3 else shape)
-    if sizes is None or len(sizes[-1]) != 1:
-        return None
-    slots = _slots(model, modules, found)
-    if slots is None:
-        return None
-    return Stack(tuple(found), slots, own[0], _needed(found, sizes) if len(shape) == 3 else None)
-
-
-def _hooked(model: nn.Module) -> bool:
-    return any(
+    hooked = any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()
     )
+    if type(model) is not nn.Sequential or hooked:
+        return None
+    parameters = dict(model.named_parameters())
+    # not named_children(), which leaves out a module that stands in the model twice
+    modules = _rectify_late(list(model._modules.items()))
+    places = {
+        f"{name}.{short}": (i, short)
+        for i, (name, module) in enumerate(modules)
+        for short, _ in module.named_parameters()
+    }
+    dtypes = {p.dtype for p in parameters.values()}
+    frozen = any(not p.requires_grad for p in parameters.values())
+    shared = len(places) > len(parameters)
+    if len(dtypes) != 1 or frozen or shared:
+        return None
+    first = min(i for i, _ in places.values())
+    layers: list[Layer] = []
+    sizes = [(*shape[1:], shape[0]) if len(shape) == 3 else shape]
+    for i, (_, module) in enumerate(modules):
+        layer = layer_of(module, i == first)
+        size = layer.shape(sizes[-1]) if layer else None
+        if layer is None or size is None:
+            return None
+        layers.append(layer)
+        sizes.append(size)
+    if len(sizes[-1]) != 1:
+        return None
+    starts = accumulate((p.numel() for p in parameters.values()), initial=0)
+    slots = tuple(
+        Slot(name, *places[name], start, tuple(parameter.shape))
+        for (name, parameter), start in zip(parameters.items(), starts, strict=False)
+    )
+    return Stack(tuple(layers), slots, first, _crop(layers, sizes) if len(shape) == 3 else None)
 
 
 def _rectify_late(modules: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the modules with every ReLU before a maximum moved behind it, where it has a quarter of the work.
+    """Return the modules with every ReLU before a maximum moved behind it: a quarter of the work.
 
     ReLU is monotone, so it commutes with a maximum; where several pixels tie at zero, the gradient
     is zero.
@@ -217,51 +205,15 @@ def _rectify_late(modules: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return out
 
 
-def _sizes(layers: list[Layer], shape: Shape) -> list[Shape] | None:
-    """Return the shape of one example before each layer and after the last, or None if they do not fit."""
-    sizes = [shape]
-    for layer in layers:
-        after = layer.shape(sizes[-1])
-        if after is None:
-            return None
-        sizes.append(after)
-    return sizes
+def _crop(layers: list[Layer], sizes: list[Shape]) -> Shape:
+    """Return how many rows and columns of an image the network reads.
 
-
-def _needed(layers: list[Layer], sizes: list[Shape]) -> tuple[int, int]:
-    """Return how many rows and columns of an image the network reads: asked from the end to the beginning."""
-    images = [i for i, size in enumerate(sizes) if len(size) == 3]
-    height, width = sizes[images[-1]][:2]
-    for i in reversed(images[:-1]):
-        layer = layers[i]
+    It is asked from the end to the beginning: what a layer reads is what its output needs.
+    """
+    last = max(i for i, size in enumerate(sizes) if len(size) == 3)
+    needed = sizes[last][:2]
+    for layer, size in zip(reversed(layers[:last]), reversed(sizes[:last]), strict=True):
         if isinstance(layer, Convolution | Pool):
-            spread = layer.dilation if isinstance(layer, Convolution) else (1, 1)
-            if any(layer.padding):
-                height, width = sizes[i][
-                    :2
-                ]  # padding counts from the true edge: keep it where it is
-                continue
-            height, width = (
-                (n - 1) * s + d * (k - 1) + 1
-                for n, s, d, k in zip(
-                    (height, width), layer.stride, spread, layer.kernel, strict=True
-                )
-            )
-    return height, width
-
-
-def _slots(
-    model: nn.Module, modules: list[tuple[str, nn.Module]], layers: list[Layer]
-) -> tuple[Slot, ...] | None:
-    """Return where each parameter lies, in the model's order, or None if two layers share one."""
-    places = {
-        f"{name}.{short}": (i, short)
-        for i, (name, m) in enumerate(modules)
-        for short, _ in m.named_parameters()
-    }
-    slots, start = [], 0
-    for name, parameter in model.named_parameters():
-        index, short = places.pop(name)
-        slots.append(Slot(name, index, short, start, tuple(parameter.shape)))
-        start += parameter.numel()
-    return None if places else tuple(slots)
+            # padding counts from the true edge: keep it where it is
+            needed = size[:2] if any(layer.window.padding) else layer.window.pixels(needed)
+    return needed

@@ -1,49 +1,51 @@
-"""The local iterations of several clients at once through explicit passes: the same stages as one at a time."""
+"""The local iterations of several clients at once: the same stages as client by client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 
 import numpy as np
 import torch
+from torch import nn
 
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.participation import Examples
-from fl_privacy_lib.federated.stacked import Stack, Views
+from fl_privacy_lib.federated.stacked import Factors, Stack, stack
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
 
-def fusible(defense: Defense) -> bool:
-    """Return whether a defence's local iterations are data that the engine can fuse.
+def stacked_form(model: nn.Module, train: Examples, defense: Defense) -> Stack | str:
+    """Return the model in the engine's form, or what the engine does not know.
 
-    Begin-of-participation draws and per-example rules of one's own see whole gradients, so they
-    take the generic path.
+    Draws that a participation shares, and a user's rules for each example, see whole gradients: a
+    defence that has them takes the generic path.
     """
-    return defense.begin_client is None and type(defense.per_example) in (PerExample, type(None))
+    if defense.begin_client or type(defense.per_example) not in (PerExample, NoneType):
+        return f"the defence {defense.name!r} has a local rule"
+    return stack(model, tuple(train[0].shape[1:])) or "the model has a layer"
 
 
 def local_noise(defense: Defense, batch_size: int, round: int) -> float:
-    """Return the standard deviation per coordinate of a batch mean's noise from the stages that are data.
+    """Return the standard deviation per coordinate of a batch mean's noise, from data stages.
 
     Independent Gaussian draws add up to one Gaussian draw of the summed variance: exactly, not in
     the limit. B draws at the examples of standard deviation s become one of s/√B on their mean.
     """
-    rule = defense.per_example or PerExample()
+    rule, late = defense.per_example or PerExample(), defense.per_batch
     variance = rule.example_std(batch_size, round) ** 2 / batch_size
-    late = defense.per_batch
-    if isinstance(late, BatchNoise) and type(late) is BatchNoise:
-        variance += (
-            mean_std(late.noise_scale, late.clip.bound(round), batch_size, late.divide_by) ** 2
-        )
+    if type(late) is BatchNoise:
+        std = mean_std(late.noise_scale, late.clip.bound(round), batch_size, late.divide_by)
+        variance += std**2
     return variance**0.5
 
 
 @dataclass(frozen=True)
 class StackedEngine:
-    """The local iterations of several clients together, by explicit passes; batches of different sizes are padded.
+    """The local iterations of several clients together; batches of different sizes are padded.
 
     Parameters
     ----------
@@ -62,127 +64,72 @@ class StackedEngine:
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
     ) -> list[Gradient]:
         """Return each client's update; see `participation.Engine`."""
-        stack, plan, defense, round = self.stack, self.plan, self.defense, contexts[0].round
+        stack, plan, round = self.stack, self.plan, contexts[0].round
         start = stack.pack(self.weights, len(contexts))
         # accumulated apart from the weights: subtracting these at the end would lose low-order bits
-        flat, way, step = start.clone(), torch.zeros_like(start), torch.empty_like(start)
-        views, sums = stack.views(flat), stack.sums(step)
-        fused = defense.per_batch is None or type(defense.per_batch) is BatchNoise
-        for iteration in range(plan.local_iterations):
-            index, mask = _together(
-                [client_batches[iteration] for client_batches in batches], self.examples[0].device
-            )
+        flat, update, step = start.clone(), torch.zeros_like(start), torch.empty_like(start)
+        views = stack.views(flat)
+        late_rule = type(self.defense.per_batch) not in (BatchNoise, NoneType)
+        factors = self._factors(round, late_rule)
+        std = local_noise(self.defense, plan.batch_size, round) * plan.batch_size
+        for iteration, positions in enumerate(zip(*batches, strict=True)):
+            index, mask = _pad(positions, self.examples[0].device)
             x, y = self.examples[0][index], self.examples[1][index]
-            _fill(step, contexts, local_noise(defense, plan.batch_size, round) * plan.batch_size)
-            norms = _add(stack, views, x, y, mask, defense, round, sums)
-            if not fused or iteration == plan.local_iterations - 1:
-                _tell(
-                    contexts,
-                    iteration,
-                    x,
-                    y,
-                    norms,
-                    [len(client_batches[iteration]) for client_batches in batches],
-                )
-            if fused:
-                way.add_(step, alpha=-plan.local_lr / plan.batch_size)
+            _fill(step, contexts, std)
+            norms = stack.add_gradients(views, x, y, factors, step, mask) if x.shape[1] else {}
+            if late_rule or iteration == plan.local_iterations - 1:  # else no stage reads these
+                for i, (ctx, batch) in enumerate(zip(contexts, positions, strict=True)):
+                    rows = (slice(i, i + 1), slice(len(batch)))
+                    ctx.iteration, ctx.examples = iteration, (x[rows], y[rows])
+                    ctx.norms = {name: n[rows] for name, n in norms.items()} or None
+            if late_rule:
+                self._step_by_rule(update, step, contexts)
             else:
-                _step_by_stage(stack, way, step, plan, defense, contexts)
-            torch.add(start, way, out=flat)
-        return [
-            {name: u.contiguous() for name, u in stack.unpack(way[i : i + 1]).items()}
-            for i in range(len(contexts))
-        ]
+                update.add_(step, alpha=-plan.local_lr / plan.batch_size)
+            torch.add(start, update, out=flat)
+        rows_by_name = (stack.unpack(update[i : i + 1]) for i in range(len(contexts)))
+        return [{name: u.contiguous() for name, u in row.items()} for row in rows_by_name]
+
+    def _factors(self, round: int, late_rule: bool) -> Factors | None:
+        """Return the clipping rule, None where norms are of no use."""
+        clip = self.defense.per_example.clip if self.defense.per_example else None
+        if clip:
+            return lambda norms: clip.factors(norms, round)
+        if late_rule:  # it may read the norms
+            return lambda norms: {name: torch.ones_like(n) for name, n in norms.items()}
+        return None
+
+    def _step_by_rule(
+        self, update: torch.Tensor, step: torch.Tensor, contexts: Sequence[ClientContext]
+    ) -> None:
+        """Pass every client's batch mean through a user's per_batch rule, and take the step."""
+        means = step / self.plan.batch_size
+        for i, ctx in enumerate(contexts):
+            mean = {n: g.contiguous() for n, g in self.stack.unpack(means[i : i + 1]).items()}
+            changed = self.defense.apply("per_batch", mean, ctx)
+            for name, u in self.stack.unpack(update[i : i + 1]).items():
+                u.sub_(self.plan.local_lr * changed[name])
 
 
-def _together(
+def _pad(
     batches: Sequence[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the positions of all clients' batches, [k, B], and a mask [k, B] where some had to be padded."""
+    """Return the positions of all clients' batches, [k, B], and where they are no padding, [k, B].
+
+    The latter is None where all batches have the same size.
+    """
     sizes = np.array([len(batch) for batch in batches])
-    longest = sizes.max()
-    if (sizes == longest).all():
-        return torch.from_numpy(np.stack(batches)).to(device), None
-    padded = np.zeros((len(batches), longest), dtype=np.int64)
-    for row, batch in zip(padded, batches, strict=True):
-        row[: len(batch)] = batch
+    mask = np.arange(sizes.max()) < sizes[:, None]
+    padded = np.zeros(mask.shape, dtype=np.int64)
+    padded[mask] = np.concatenate(batches)
     index = torch.from_numpy(padded).to(device)
-    return index, torch.from_numpy(np.arange(longest) < sizes[:, None]).to(device, torch.float32)
+    return index, None if mask.all() else torch.from_numpy(mask).to(device)
 
 
 def _fill(step: torch.Tensor, contexts: Sequence[ClientContext], std: float) -> None:
-    """Write every client's noise, from its own generator, where its gradients will be added."""
+    """Write every client's noise, from its generator, where its gradients will be added."""
     if std == 0:
         step.zero_()
         return
     for row, ctx in zip(step, contexts, strict=True):
         row.normal_(0, std, generator=ctx.generators[0])
-
-
-def _tell(
-    contexts: Sequence[ClientContext],
-    iteration: int,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    norms: Gradient,
-    counts: Sequence[int],
-) -> None:
-    """Tell every client's context the iteration, its examples and their norms: what its own stages may read."""
-    for i, (ctx, count) in enumerate(zip(contexts, counts, strict=True)):
-        ctx.iteration = iteration
-        ctx.examples = (x[i : i + 1, :count], y[i : i + 1, :count])
-        ctx.norms = {name: n[i : i + 1, :count] for name, n in norms.items()} or None
-
-
-def _add(
-    stack: Stack,
-    views: Views,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    mask: torch.Tensor | None,
-    defense: Defense,
-    round: int,
-    sums: list[torch.Tensor],
-) -> Gradient:
-    """Add the clipped gradients of every client's batch to sums and return their norms."""
-    if x.shape[1] == 0:
-        return {}
-    clip = defense.per_example.clip if defense.per_example else None
-    own_stage = defense.per_batch is not None and type(defense.per_batch) is not BatchNoise
-    if clip is None and mask is None and not own_stage:
-        return stack.add_gradients(views, x, y, None, sums)
-    done = 0
-
-    def factors(norms: Gradient) -> Gradient:
-        nonlocal done
-        scale = (
-            clip.factors(norms, round)
-            if clip
-            else {name: torch.ones_like(n) for name, n in norms.items()}
-        )
-        if mask is not None:
-            width = next(iter(norms.values())).shape[1]
-            scale = {name: f * mask[:, done : done + width] for name, f in scale.items()}
-            done += width
-        return scale
-
-    return stack.add_gradients(views, x, y, factors, sums)
-
-
-def _step_by_stage(
-    stack: Stack,
-    way: torch.Tensor,
-    step: torch.Tensor,
-    plan: Plan,
-    defense: Defense,
-    contexts: Sequence[ClientContext],
-) -> None:
-    """Pass every client's batch mean through a per_batch stage of one's own, and take the step."""
-    for i, ctx in enumerate(contexts):
-        mean = {
-            name: g.contiguous()
-            for name, g in stack.unpack(step[i : i + 1] / plan.batch_size).items()
-        }
-        changed = defense.apply("per_batch", mean, ctx)
-        for name, w in stack.unpack(way[i : i + 1]).items():
-            w.sub_(plan.local_lr * changed[name])

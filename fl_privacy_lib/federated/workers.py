@@ -1,4 +1,4 @@
-"""Workers: the processes of a run, started here or joined where somebody else started them (``torchrun``, Slurm).
+"""Workers: the processes of a run, started here or joined where a launcher (``torchrun``) did it.
 
 Every worker runs the same simulation. It trains its share of the round's blocks, all workers
 exchange a few partial sums, and each takes the server's step for itself: the sums and their order
@@ -11,10 +11,11 @@ import os
 import pickle
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -22,51 +23,34 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.federated.groups import (
-    ConnectionLost,
-    Group,
-    SingleProcess,
-    WorkerError,
-    describe,
-    named_loss,
-)
+from fl_privacy_lib.federated.groups import ConnectionLost, Group, WorkerError, name_lost_connection
 
-PATIENCE = timedelta(
-    hours=1
-)  # for a process that lives and does not come; one that has ended is noticed at once
-STARTED = "started"
+STARTED = "started"  # the number of workers that run, in the store
+PATIENCE = timedelta(hours=1)  # with a silent process; one that has ended is noticed at once
 
 
-def current_group() -> SingleProcess | Group:
-    """Return the group that this process belongs to, joining it if a launcher such as ``torchrun`` made one.
+def current_group() -> Group:
+    """Return the group of this process; join it if a launcher such as ``torchrun`` made one.
 
     Raises
     ------
     InputError
         If the environment speaks of several processes that cannot be joined.
     """
-    if not dist.is_available():
-        return SingleProcess()
-    if not dist.is_initialized():
-        _join_launched_group()
-    return Group() if dist.is_initialized() else SingleProcess()
-
-
-def _join_launched_group() -> None:
-    """Join the processes that ``RANK`` and ``WORLD_SIZE`` speak of, until this process ends."""
     size = os.environ.get("WORLD_SIZE", "1")
-    if size == "1" or "RANK" not in os.environ or multiprocessing.parent_process() is not None:
-        return  # a child inherits these variables, but it is its parent that was launched
-    try:
-        dist.init_process_group("gloo", timeout=PATIENCE)
-    except (ValueError, RuntimeError) as error:
-        raise InputError(
-            f"WORLD_SIZE = {size} says that this is one of several processes, but they cannot be joined ({error}): "
-            "start them with torchrun, or unset WORLD_SIZE."
-        ) from None
-    atexit.register(
-        _leave_group
-    )  # not sooner: a second group could not be told from the first in the same store
+    # a child inherits these variables, but it is its parent that was launched
+    was_launched = "RANK" in os.environ and multiprocessing.parent_process() is None
+    if size != "1" and was_launched and not dist.is_initialized():
+        try:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+        except (ValueError, RuntimeError) as error:
+            raise InputError(
+                f"WORLD_SIZE = {size} says that this is one of several processes, but they cannot "
+                f"be joined ({error}): start them with torchrun, or unset WORLD_SIZE."
+            ) from None
+        # not sooner: in the same store a second group could not be told from the first
+        atexit.register(_leave_group)
+    return Group()
 
 
 def _leave_group() -> None:
@@ -75,118 +59,92 @@ def _leave_group() -> None:
 
 
 @contextmanager
-def launched(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator[Group]:
-    """Start workers − 1 processes that call ``run(*arguments)`` in a group with this one, and end them afterwards.
+def launch(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator[Group]:
+    """Start workers − 1 processes in a group with this one, and end them afterwards.
+
+    Parameters
+    ----------
+    workers : number of processes, this one included
+    run : what the others do, ``run(group, *arguments)``
 
     Raises
     ------
     InputError
         If the arguments cannot be sent to another process.
     WorkerError
-        If a worker ends with an error or is killed; the message is its own.
+        If a worker ends before this process does.
     """
-    try:
-        pickle.dumps([a for a in arguments if not torch.is_tensor(a)])
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"with workers = {workers} the model and the defence must be importable by another process ({error}): "
-            "define their functions at the top of a module, or use workers = 1."
-        ) from None
-    context = mp.get_context("spawn")
-    helpers, pipes = [], []
-    before = torch.get_num_threads()
+    helpers: list[Any] = []
+    threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:
+        # the workers find each other by a file, since a port could be taken
+        path = os.path.join(folder, "store")
         try:
             for rank in range(1, workers):
-                receive, send = context.Pipe(duplex=False)
-                task = (rank, workers, folder, send, run, arguments)
-                helper = context.Process(target=run_worker, args=task, daemon=True)
-                helper.start()
-                send.close()
-                helpers.append(helper)
-                pipes.append(receive)
+                helpers.append(_start(rank, workers, path, run, arguments))
             torch.set_num_threads(1)
-            _wait_until_started(pipes)
-            _join(0, workers, folder)
+            store = dist.FileStore(path, workers)
+            while store.add(STARTED, 0) < len(helpers):
+                if wait([helper.sentinel for helper in helpers], timeout=0.05):
+                    raise ConnectionLost(
+                        "a worker ended before it began, its own output says why: a script that "
+                        "uses workers keeps what it runs under `if __name__ == '__main__':`, since "
+                        "every worker imports it."
+                    )
+            _join(store, 0, workers)
             yield Group()
             for helper in helpers:
                 helper.join()
         except ConnectionLost as error:
-            if message := cause_of_failure(helpers, pipes):
-                raise WorkerError(message) from error
+            if killed := _name_killed(helpers):
+                raise WorkerError(killed) from error
             raise
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)
             for helper in helpers:
-                if helper.is_alive():
-                    helper.terminate()
+                helper.terminate()
                 helper.join()
             _leave_group()
 
 
-def _join(rank: int, size: int, folder: str) -> None:
-    """Join the group over a file, since a port could be taken."""
-    store = dist.FileStore(os.path.join(folder, "store"), size)
-    with named_loss():
+def _start(rank: int, size: int, path: str, run: Callable[..., Any], arguments: tuple) -> Any:
+    """Return a new process that is at work as a worker."""
+    task = (rank, size, path, run, arguments)
+    helper = mp.get_context("spawn").Process(target=_run_worker, args=task, daemon=True)
+    try:
+        helper.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"with workers = {size} the model and the defence must be importable by another "
+            f"process ({error}): define their functions at the top of a module, or use workers = 1."
+        ) from None
+    return helper
+
+
+def _run_worker(rank: int, size: int, path: str, run: Callable[..., Any], arguments: tuple) -> None:
+    """Join the group and run; on an error, print it unless all processes know it, and exit."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: the first process raises, others end
+    try:
+        torch.set_num_threads(1)
+        store = dist.FileStore(path, size)
+        store.add(STARTED, 1)
+        _join(store, rank, size)
+        run(Group(), *arguments)
+        _leave_group()
+    except BaseException as error:
+        if not isinstance(error, InputError | WorkerError):
+            traceback.print_exc()
+        os._exit(1)  # an ordinary exit could wait for the group
+
+
+def _join(store: dist.Store, rank: int, size: int) -> None:
+    with name_lost_connection():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
 
-def _wait_until_started(pipes: Sequence[Connection]) -> None:
-    """Return when every worker has said that it runs; raise `ConnectionLost` if one ends before."""
-    for pipe in pipes:
-        try:
-            if pipe.recv() == STARTED:
-                continue
-        except EOFError:
-            pass
-        raise ConnectionLost(
-            "a worker ended before it began, its own output says why: a script that uses workers keeps what it runs "
-            "under `if __name__ == '__main__':`, since every worker imports it."
-        )
-
-
-def run_worker(
-    rank: int, size: int, folder: str, send: Connection, run: Callable[..., Any], arguments: tuple
-) -> None:
-    """Be one worker: join, run, and on an error say why."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # Ctrl-C ends a worker at once; the first process raises
-    try:
-        torch.set_num_threads(1)
-        send.send(STARTED)
-        _join(rank, size, folder)
-        run(*arguments)
-        dist.destroy_process_group()
-    except BaseException as error:
-        send.send(
-            (isinstance(error, ConnectionLost), f"worker {rank} ended with {describe(error)}")
-        )
-        os._exit(1)
-
-
-def cause_of_failure(helpers: list[Any], pipes: list[Connection]) -> str:
-    """Return what the worker that ended first said, or how it was killed; empty if nothing is known.
-
-    A worker that only lost the connection is not the cause, unless there is no other.
-    """
-    ended = wait([helper.sentinel for helper in helpers], timeout=30)
+def _name_killed(helpers: list[Any]) -> str:
+    """Return which workers were killed, and how; empty if they ended by themselves."""
     for helper in helpers:
-        if helper.sentinel in ended:
-            helper.join(
-                timeout=30
-            )  # a process closes its files, and so is seen to end, before its exit code is there
-    codes = {rank: helper.exitcode or 0 for rank, helper in enumerate(helpers, 1)}
-    silent = [
-        f"worker {rank} was killed by signal {-code}" for rank, code in codes.items() if code < 0
-    ]
-    messages = []
-    for pipe in pipes:
-        try:
-            while pipe.poll():
-                messages.append(pipe.recv())
-        except EOFError:
-            continue
-    messages = [message for message in messages if message != STARTED]
-    causes = [text for lost_connection, text in messages if not lost_connection]
-    return "; ".join(silent or causes or [text for _, text in messages])
+        helper.join(timeout=30)  # without it, an exit code may come later than the end is seen
+    killed = [(rank, -(helper.exitcode or 0)) for rank, helper in enumerate(helpers, 1)]
+    return "; ".join(f"worker {rank} was killed by signal {n}" for rank, n in killed if n > 0)

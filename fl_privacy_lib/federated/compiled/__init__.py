@@ -1,4 +1,4 @@
-"""The compiled engine: the papers' CNN and MLP trained by kernels of explicit vector operations (numba).
+"""The compiled engine: kernels of explicit vector operations (numba) for the papers' CNN and MLP.
 
 One client at a time, so that its weights, activations and gradients stay in a core's L2 cache; all
 of a participation's local iterations in one call, without Python between them; no work on what ReLU
@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from torch import nn
 
 from fl_privacy_lib.defenses.route import Defense
-from fl_privacy_lib.federated.compiled.form import takes
+from fl_privacy_lib.federated.compiled.form import is_supported
 from fl_privacy_lib.federated.compiled.network import Network, network_of
 from fl_privacy_lib.federated.compiled.participation import hits as compiled_hits
 from fl_privacy_lib.federated.participation import Examples
@@ -30,6 +30,6 @@ def compiled_form(
     """Return the model in a kernel's form, or what the engine does not know."""
     if find_spec("numba") is None:
         return "numba is not installed (the extra 'fast')"
-    if defense is not None and not takes(defense):
+    if defense is not None and not is_supported(defense):
         return f"the defence {defense.name!r} has a local rule"
     return network_of(model, train) or "the model or its examples have a form"

@@ -1,14 +1,14 @@
-"""The two convolutions of the papers' CNN with their ReLU and 2×2 maximum, forwards and backwards, exactly.
+"""The two convolutions of the papers' CNN with their ReLU and 2×2 maximum, both ways, exactly.
 
 Sizes: C channels of an image side × side; T×T windows are pooled last, from S×S windows of the
 first convolution, S = 2T + 2 (what only a dropped last row would have read is not computed).
 Layouts, inner axis last:
 
-    image         [C][side][side]   as it comes first weights [C][tap][32]      so that a vector is
-    of output channels, and a pixel a factor of it middle        [S][S][32]        the first
-    convolution after ReLU and maximum second weights [2][64][tap][16] in halves of 16 input
-    channels: half of them fit the L1 cache features      [T²][64]          the second convolution
-    after ReLU and maximum
+    image          [C][side][side]    as it comes
+    first weights  [C][tap][32]       a vector is of output channels, and a pixel a factor of it
+    middle         [S][S][32]         the first convolution after ReLU and maximum
+    second weights [2][64][tap][16]   in halves of 16 input channels: a half fits the L1 cache
+    features       [T²][64]           the second convolution after ReLU and maximum
 
 With each maximum goes a code: which of its window's four positions it came from (0–3), or 4 where
 ReLU set it to zero. The second convolution runs forwards as Winograd's F(2×2, 3×3): a tile of four
@@ -36,25 +36,22 @@ from fl_privacy_lib.federated.compiled.vectors import (
 CHANNEL = 9 * HALF  # floats between two output channels in a half of the second weights
 PART = SECOND * CHANNEL  # floats in a half
 SQUARE, WEIGHTS = W * W, FIRST * SECOND
-TILE_ROWS, OUTPUT_ROWS = (
-    ROWS * FIRST,
-    ROWS * SECOND,
-)  # floats of the tiles that go together, of their outputs
-COLUMNS = (
-    4 if W == 16 else 2
-)  # of a product's block: 24 sums of AVX-512's 32 registers, 12 of the others' 16
+# floats of the tiles that go together, and of their outputs
+TILE_ROWS, OUTPUT_ROWS = ROWS * FIRST, ROWS * SECOND
+# of a product's block: 24 sums of AVX-512's 32 registers, 12 of the others' 16
+COLUMNS = 4 if W == 16 else 2
 
 
 @inner
 def larger(best, code, other, position):
-    """Return the larger of two vectors, what is no number first, and the position that it came from."""
+    """Return the larger of two vectors, NaN first, and the position that it came from."""
     more = v.above(other, best)
     return v.choose(more, other, best), v.choose(more, position, code)
 
 
 @inner
 def pool(window, out, codes, place):
-    """Write the largest of a window's four vectors after ReLU, and its code; what is no number stays so."""
+    """Write the largest of a window's four vectors after ReLU, and its code; NaN stays NaN."""
     best, code = larger(window[0], v.spread_int(0), window[1], 1)
     best, code = larger(best, code, window[2], 2)
     best, code = larger(best, code, window[3], 3)
@@ -95,8 +92,8 @@ def first_gradient(image, channels, side, gradient, codes, size, out):
             stores(sums, 1, out, c * 9 * FIRST + co, FIRST, 0)
 
 
-# ---- the second convolution forwards: Winograd's matrices from one side, on the rows of a block [rows, 3 or 4], whose
-# ---- transpose is returned, so that twice is from both sides
+# ---- the second convolution forwards: Winograd's matrices from one side, on the rows of a block
+# ---- [rows, 3 or 4], whose transpose is returned, so that twice is from both sides
 
 
 @inner
@@ -122,7 +119,10 @@ def output_side(p):
 
 @inner
 def transformed_weights(weights, scratch, out):
-    """Write Winograd's G g Gᵀ of all weights: out [16][32 inputs][64 outputs]. Scratch holds [tap][W][W]."""
+    """Write Winograd's G g Gᵀ of all weights: out [16][32 inputs][64 outputs].
+
+    Scratch holds [tap][W][W].
+    """
     for ci in range(0, FIRST, W):
         for co in range(0, SECOND, W):
             place = ci // HALF * PART + ci % HALF + co * CHANNEL
@@ -136,7 +136,7 @@ def transformed_weights(weights, scratch, out):
 
 @inner
 def second_forward(m, examples, size):
-    """Run the second convolution, ReLU and maximum of some examples: features [examples, T², 64] and codes.
+    """Run the second convolution, ReLU and maximum: features [examples, T², 64] and codes.
 
     `ROWS` tiles go through together: tiles [16][ROWS][32] and outputs [16][ROWS][64] stay in the L1
     cache.
@@ -179,7 +179,7 @@ def second_forward(m, examples, size):
 
 
 @inner
-def listed(m, b, size):
+def list_nonzero(m, b, size):
     """List what is not zero of the gradient [T², 64] of a slice's example b, twice.
 
     by tile : lists [T²][5 positions][64] of values, with their channels' places in the second

@@ -1,4 +1,4 @@
-"""A defence's local stages as the plain numbers that a kernel takes: the only place here that knows the stages."""
+"""A defence's local stages as numbers for a kernel: the only place here that knows the stages."""
 
 from dataclasses import dataclass
 from math import inf
@@ -13,7 +13,7 @@ from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.stacked_participation import local_noise
 
 
-def takes(defense: Defense) -> bool:
+def is_supported(defense: Defense) -> bool:
     """Return whether a defence's local iterations are numbers, or rules from norms to numbers."""
     rule, late = defense.per_example, defense.per_batch
     clip = rule.clip if isinstance(rule, PerExample) else None
@@ -38,18 +38,18 @@ class Form:
     scope : {'layer', 'all', None}, what the bound is compared with; None: nothing is clipped
     bound : C of this round; ∞ where nothing is clipped
     std : standard deviation per coordinate of the noise on a batch's mean, but for what a rule adds
-    asks : whether a rule has to see the norms of each batch, see `answer`
+    needs_norms : whether a rule has to see the norms of each batch, see `answer`
     """
 
     defense: Defense
     scope: str | None
     bound: float
     std: float
-    asks: bool
+    needs_norms: bool
 
     @classmethod
     def of(cls, defense: Defense, batch_size: int, round: int) -> "Form":
-        """Return the numbers of a defence that `takes` has accepted."""
+        """Return the numbers of a defence that `is_supported` has accepted."""
         rule, late = defense.per_example, defense.per_batch
         if isinstance(rule, AdaptiveClip):  # no number is known before the norms are
             std = local_noise(Defense("late", per_batch=late), batch_size, round)
@@ -59,7 +59,7 @@ class Form:
         return cls(defense, scope, bound, std, isinstance(late, AdaptiveNoise))
 
     def answer(self, norms: Gradient, ctx: ClientContext) -> tuple[Gradient, Gradient]:
-        """Return a batch's factors [1, B] and the noise's standard deviations [1], tensor by tensor.
+        """Return a batch's factors [1, B] and its noise's standard deviations [1], by tensor.
 
         Parameters
         ----------

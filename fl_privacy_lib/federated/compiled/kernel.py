@@ -76,7 +76,7 @@ def length(values, count):
 
 @inner
 def forward(m, shape, examples):
-    """Run a slice of a batch, the examples at these places in x, up to the gradients of its logits."""
+    """Run a slice of a batch, the examples at these places in x, up to its logits' gradients."""
     channels, side, size, layers = shape
     for b in range(len(examples)):
         if channels:
@@ -101,7 +101,7 @@ def forward(m, shape, examples):
 
 @inner
 def softmax(logits, label, classes, out):
-    """Write the gradient of an example's cross-entropy, and return whether the label's logit is the largest."""
+    """Write the gradient of an example's cross-entropy; return whether its label is predicted."""
     best = 0
     for k in range(1, classes):
         best = k if logits[k] > logits[best] else best
@@ -134,7 +134,7 @@ def backward(m, shape, examples, norms):
                     back[i] = 0.0 if h[i] == 0 else back[i]  # ReLU, and the padding
         if channels:
             first, second = at(m.convolutions[b], 0), at(m.convolutions[b], m.begins[1])
-            convolutions.listed(m, b, size)
+            convolutions.list_nonzero(m, b, size)
             convolutions.second_gradient(m, m.middle[b], size, second)
             convolutions.middle_gradient(m, size)
             convolutions.first_gradient(
@@ -146,7 +146,10 @@ def backward(m, shape, examples, norms):
 
 @inner
 def clip(norms, bounds, over_all, factors):
-    """Write the factors min(1, bound / norm) of each example and tensor, or of the norm over all tensors."""
+    """Write the factors min(1, bound / norm) of each example and tensor.
+
+    With `over_all` the norm is that over all tensors.
+    """
     for b in range(len(norms)):
         whole = length(norms[b], len(bounds))
         for t in range(len(bounds)):
@@ -185,16 +188,16 @@ def add_gradients(m, convs, factors):
 
 @inner
 def step(m, rate, batch_size):
-    """Go −rate · (sums / batch size + noise) further along the way, and set the weights."""
+    """Add −rate · (sums / batch size + noise) to the update, and set the weights."""
     for t in range(len(m.stds)):
         for begin in range(m.begins[t], m.begins[t + 1], PIECE):
             end = min(begin + PIECE, m.begins[t + 1])
             if m.stds[t] > 0:
-                add_normals(m.state, np.float32(-rate * m.stds[t]), m.way, begin, end)
+                add_normals(m.state, np.float32(-rate * m.stds[t]), m.update, begin, end)
             for i in range(begin, end, W):
-                way = fma(load(m.sums, i), np.float32(-rate / batch_size), load(m.way, i))
-                store(m.way, i, way)
-                store(m.weights, i, add(load(m.start, i), way))
+                update = fma(load(m.sums, i), np.float32(-rate / batch_size), load(m.update, i))
+                store(m.update, i, update)
+                store(m.weights, i, add(load(m.start, i), update))
 
 
 @entry

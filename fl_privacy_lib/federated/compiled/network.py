@@ -1,4 +1,4 @@
-"""The models that have a kernel: how one is recognised, and what the kernel reads and writes for it."""
+"""The models that have a kernel: how one is recognised, and what the kernel reads and writes."""
 
 from collections import namedtuple
 from dataclasses import dataclass
@@ -14,18 +14,14 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.federated.participation import Examples
 from fl_privacy_lib.models import Parameters, mlp, training_cnn
 
-FIRST, SECOND, HALF = (
-    32,
-    64,
-    16,
-)  # channels of the convolutions; the second's weights lie in halves of 16 inputs
-SLICE = 6  # examples that go together: their gradients of the second weights fill half of a 1 MiB L2 cache
+# channels of the convolutions; the second's weights lie in halves of 16 inputs
+FIRST, SECOND, HALF = 32, 64, 16
+# examples that go together: their gradients of the second weights fill half of a 1 MiB L2 cache
+SLICE = 6
 ROWS = 6  # tiles that go through the second convolution together
-CONTENTS = {
-    "_parameters",
-    "_modules",
-    "training",
-}  # of a module: what says nothing of how it computes
+# attributes of a module that say nothing of how it computes; the hooks themselves are compared,
+# that there once was one changes nothing
+CONTENTS = {"_parameters", "_modules", "training", "_is_full_backward_hook"}
 
 
 @dataclass(frozen=True)
@@ -66,17 +62,17 @@ class Network:
 
     @cached_property
     def begins(self) -> tuple[int, ...]:
-        """Where each tensor begins in a memory of P floats, and P; each is padded to a multiple of 32."""
+        """Where each tensor, padded to a multiple of 32, begins in a memory of P floats; and P."""
         return (0, *accumulate(-(-prod(self._layout(s)) // 32) * 32 for s in self.shapes))
 
     def _layout(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape in memory of a parameter: a convolution's with 32 outputs, with 64, or a dense layer's."""
+        """Return the shape in memory of a parameter: the two convolutions' or a dense layer's."""
         if len(shape) == 2:
             return (shape[0], -(-shape[1] // 16) * 16)
         return (shape[1], 3, 3, FIRST) if shape[0] == FIRST else (2, SECOND, 3, 3, HALF)
 
     def _views(self, flat: np.ndarray) -> list[torch.Tensor]:
-        """Return each parameter's part of a memory as a view of a shape that `Tensor.view` gives the parameter."""
+        """Return each parameter's part of a memory, as a view that its reshaped tensor fits."""
         views = []
         for begin, shape in zip(self.begins, self.shapes, strict=False):
             layout = self._layout(shape)
@@ -94,15 +90,15 @@ class Network:
 
     def pack(self, weights: Parameters, flat: np.ndarray) -> None:
         """Write weights into a memory [P] of zeros."""
-        for name, view in zip(self.names, self._views(flat), strict=True):
-            view.copy_(weights[name].reshape(view.shape))
+        for name, part in zip(self.names, self._views(flat), strict=True):
+            part.copy_(weights[name].reshape(part.shape))
 
     def unpack(self, flat: np.ndarray) -> Gradient:
         """Return copies of what lies in a memory [P], tensors [1, *parameter shape]."""
         parts = zip(self.names, self.shapes, self._views(flat), strict=True)
         return {
-            name: view.clone(memory_format=torch.contiguous_format).view(1, *shape)
-            for name, shape, view in parts
+            name: part.clone(memory_format=torch.contiguous_format).view(1, *shape)
+            for name, shape, part in parts
         }
 
 
@@ -112,11 +108,12 @@ def network_of(model: nn.Module, train: Examples) -> Network | None:
     Examples
     --------
     >>> from fl_privacy_lib.models import mlp, training_cnn
-    >>> network_of(training_cnn((1, 28, 28), 10), (torch.zeros(1, 1, 28, 28), torch.tensor([9]))).windows
+    >>> images, rows, label = torch.zeros(1, 1, 28, 28), torch.zeros(1, 30), torch.tensor([1])
+    >>> network_of(training_cnn((1, 28, 28), 10), (images, label)).windows
     25
-    >>> network_of(mlp(30, 2), (torch.zeros(1, 30), torch.tensor([1]))).widths
+    >>> network_of(mlp(30, 2), (rows, label)).widths
     (30, 600, 100, 2)
-    >>> network_of(mlp(30, 2), (torch.zeros(1, 30), torch.tensor([2]))) is None  # no such class
+    >>> network_of(mlp(30, 2), (rows, label + 1)) is None  # no such class
     True
     """
     x, y = train
@@ -152,7 +149,7 @@ def _readable(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _same(model: nn.Module, twin: nn.Module) -> bool:
-    """Return whether a model's modules are its twin's, in order: classes, options, hooks and kinds of parameters.
+    """Return whether a model's modules are its twin's: classes, options, hooks, parameters.
 
     What somebody else has noted on a module beside these (Opacus does) changes nothing, but for
     another ``forward``.
@@ -163,9 +160,7 @@ def _same(model: nn.Module, twin: nn.Module) -> bool:
 
 
 def _alike(module: nn.Module, other: nn.Module) -> bool:
-    # the hooks themselves are compared; that there once was one changes nothing
-    left_out = {*CONTENTS, "_is_full_backward_hook"}
-    options = {name: value for name, value in vars(other).items() if name not in left_out}
+    options = {name: value for name, value in vars(other).items() if name not in CONTENTS}
     noted = vars(module)
     kinds, others = (
         [
@@ -183,10 +178,11 @@ def _alike(module: nn.Module, other: nn.Module) -> bool:
 Memory = namedtuple(
     "Memory",
     "x y positions ends begins widths rows places state bounds stds norms factors hits "
-    "weights start way sums inputs gradients middle marks feature_marks middle_gradient convolutions "
-    "transformed tiles outputs tile_values tile_channels tile_counts channel_values channel_patches channel_counts",
+    "weights start update sums inputs gradients middle marks feature_marks middle_gradient "
+    "convolutions transformed tiles outputs tile_values tile_channels tile_counts channel_values "
+    "channel_patches channel_counts",
 )
-"""The arrays of a participation, for M tensors in P floats and layers of rows padded to a multiple of 16.
+"""The arrays of a participation, for M tensors in P floats; rows are padded to a multiple of 16.
 
 x, y : all examples, float32 [N, pixels or features], and labels, int64 [N]
 positions, ends : every batch's positions in x, one after another, and where each batch begins and
@@ -198,8 +194,8 @@ state : the noise's, uint32 [4, 16]
 bounds, stds : of each tensor, float32 [M]: what it is clipped to, and its noise on the batch's mean
 norms, factors : of each example of a batch and each tensor, float32 [B, M]
 hits : the number of right answers, int64 [1]
-weights, start, way, sums : float32 [P]: the weights, the global ones, the way gone since (kept
-    apart: their difference would be lost in the weights' rounding), the sum of a batch's clipped
+weights, start, update, sums : float32 [P]: the weights, the global ones, the update since (apart:
+    as a difference it would be lost in the weights' rounding), the sum of a batch's clipped
     gradients
 inputs, gradients : every dense layer's input and the logits, side by side, float32 [SLICE, …], and
     their gradients
@@ -218,12 +214,8 @@ def aligned(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 def memory_of(network: Network, weights: Parameters, examples: Examples) -> Memory:
     """Return a kernel's memory, with the global weights in it and room for no batch."""
-    count, size, tiles, begins = (
-        len(network.names),
-        network.size,
-        network.windows,
-        np.array(network.begins),
-    )
+    count, begins = len(network.names), np.array(network.begins)
+    size, tiles = network.size, network.windows
     rows = [-(-width // 16) * 16 for width in network.widths]
     middle, none = size * size * FIRST, np.zeros(0, np.int64)
     memory = Memory(
@@ -243,7 +235,7 @@ def memory_of(network: Network, weights: Parameters, examples: Examples) -> Memo
         stds=aligned(count),
         weights=aligned(begins[-1]),
         start=aligned(begins[-1]),
-        way=aligned(begins[-1]),
+        update=aligned(begins[-1]),
         sums=aligned(begins[-1]),
         inputs=aligned(SLICE, sum(rows)),
         gradients=aligned(SLICE, sum(rows)),

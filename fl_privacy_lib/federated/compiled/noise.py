@@ -41,7 +41,7 @@ LOG = tuple(
         3.3333331174e-1,
     )
 )
-"""ln(1 + f) = f − f²/2 + f³ p(f) on [√½ − 1, √2 − 1]; this and the next two from the Cephes library (Moshier)."""
+"""ln(1 + f) = f − f²/2 + f³ p(f) on [√½ − 1, √2 − 1]; all three are from Cephes (Moshier)."""
 SIN = tuple(np.float32(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
 COS = tuple(
     np.float32(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
@@ -50,7 +50,7 @@ LN_2, ANGLE, UNIT = np.float32(np.log(2)), np.float32(np.pi / 4 / 2**31), np.flo
 ROOT_HALF, MANTISSA, SIGN = 0x3F3504F3, 0x007FFFFF, -(2**31)
 
 
-def seeded(seed: int, round: int, client: int) -> np.ndarray:
+def initial_state(seed: int, round: int, client: int) -> np.ndarray:
     """Return the state of a client's generators in a round, uint32 [4, 16]."""
     sequence = np.random.SeedSequence(seed, spawn_key=(STREAM, round, client))
     return sequence.generate_state(4 * LANES, np.uint32).reshape(4, LANES)
@@ -90,7 +90,10 @@ def normals(u, w):
 
 @inner
 def add_normals(state, scale, out, begin, end):
-    """Add scale times a normal to the numbers begin … end − 1 (a multiple of 32) of out, and move the state on."""
+    """Add scale times a normal to the numbers begin … end − 1 of out, and move the state on.
+
+    The count is a multiple of 32.
+    """
     for q in range(0, LANES, W):
         a, b, c, d = v.loads(4, 1, state, q, LANES, 0)
         for i in range(begin + q, end, 32):

@@ -15,8 +15,8 @@ from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
 
-def reading(memory: Memory, batches: Sequence[np.ndarray], state: np.ndarray) -> Memory:
-    """Return the memory with a client's batches, room for their norms, and the state of its noise."""
+def with_batches(memory: Memory, batches: Sequence[np.ndarray], state: np.ndarray) -> Memory:
+    """Return the memory with a client's batches, room for their norms, and its noise's state."""
     positions = np.ascontiguousarray(np.concatenate(batches), np.int64)
     if len(positions) and not 0 <= positions.min() <= positions.max() < len(memory.y):
         raise IndexError(f"a batch holds a position outside 0 … {len(memory.y) - 1}")
@@ -52,21 +52,18 @@ class CompiledEngine:
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
     ) -> list[Gradient]:
         """Return each client's update; see `participation.Engine`."""
-        return [self._client(own, ctx) for own, ctx in zip(batches, contexts, strict=True)]
+        return list(map(self._client, batches, contexts))
 
     def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
         """Run one client's local iterations."""
         from fl_privacy_lib.federated.compiled import kernel, noise
 
         plan, form = self.plan, Form.of(self.defense, self.plan.batch_size, ctx.round)
-        memory = reading(self.memory, batches, noise.seeded(plan.seed, ctx.round, ctx.clients[0]))
-        memory.weights[:], memory.way[:], memory.bounds[:], memory.stds[:] = (
-            memory.start,
-            0,
-            form.bound,
-            form.std,
-        )
-        if form.asks:
+        state = noise.initial_state(plan.seed, ctx.round, ctx.clients[0])
+        memory = with_batches(self.memory, batches, state)
+        memory.weights[:], memory.update[:] = memory.start, 0
+        memory.bounds[:], memory.stds[:] = form.bound, form.std
+        if form.needs_norms:
             for i in range(len(batches)):
                 self._iterate(memory._replace(ends=memory.ends[i:]), i, batches[i], form, ctx)
         else:
@@ -75,37 +72,33 @@ class CompiledEngine:
             kernel.run(
                 self.network.form, memory, len(batches), phases, over_all, rate, plan.batch_size
             )
-            self._tell(memory, len(batches) - 1, batches[-1], ctx, form.scope is not None)
-        return self.network.unpack(memory.way)
+            self._note_norms(memory, len(batches) - 1, batches[-1], ctx, form.scope is not None)
+        return self.network.unpack(memory.update)
 
     def _iterate(
         self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext
     ) -> None:
-        """Run one local iteration in which a rule reads the norms before the gradients are summed."""
+        """Run one local iteration in which a rule reads the norms before gradients are summed."""
         from fl_privacy_lib.federated.compiled.kernel import BACKWARD, FORWARD, STEP, run
 
         shape, plan = self.network.form, self.plan
         run(shape, memory, 1, FORWARD | BACKWARD, False, 0.0, 1)
-        norms = self._tell(memory, i, batch, ctx)
+        norms = self._note_norms(memory, i, batch, ctx)
         factors, stds = form.answer(norms, ctx)
         memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
         memory.stds[:] = torch.cat(list(stds.values()))
-        again = (
-            FORWARD | BACKWARD if len(batch) > SLICE else 0
-        )  # only the last slice is still there
+        # only the last slice is still there
+        again = FORWARD | BACKWARD if len(batch) > SLICE else 0
         run(shape, memory, 1, again | STEP, False, float(plan.local_lr), plan.batch_size)
 
-    def _tell(
+    def _note_norms(
         self, memory: Memory, i: int, batch: np.ndarray, ctx: ClientContext, measured: bool = True
     ) -> Gradient:
-        """Tell the context the iteration, its examples and their norms; return the norms [1, B] by name."""
-        names, index = self.network.names, torch.from_numpy(batch)
+        """Note the iteration, its examples and their norms [1, B] in the context; return these."""
+        x, y = (part[torch.from_numpy(batch)][None] for part in self.examples)
         table = torch.from_numpy(memory.norms[: len(batch)].copy())
-        norms = {name: table[None, :, t] for t, name in enumerate(names)}
-        ctx.iteration, ctx.examples = (
-            i,
-            (self.examples[0][index][None], self.examples[1][index][None]),
-        )
+        norms = {name: table[None, :, t] for t, name in enumerate(self.network.names)}
+        ctx.iteration, ctx.examples = i, (x, y)
         ctx.norms = norms if measured and len(batch) else None
         return norms
 
@@ -115,7 +108,7 @@ def hits(network: Network, weights: Parameters, examples: Examples) -> int:
     from fl_privacy_lib.federated.compiled import kernel, noise
 
     memory = memory_of(network, weights, examples)
-    memory = reading(memory, [np.arange(len(examples[1]))], noise.seeded(0, 0, 0))
+    memory = with_batches(memory, [np.arange(len(examples[1]))], noise.initial_state(0, 0, 0))
     memory.weights[:] = memory.start
     kernel.run(network.form, memory, 1, kernel.FORWARD, False, 0.0, 1)
     return int(memory.hits[0])

@@ -1,4 +1,4 @@
-"""What is compiled for: the CPU's vector width, and the folder that keeps the machine code between processes.
+"""What is compiled for, the CPU's vector width, and the folder that keeps the machine code.
 
 numba's own cache looks at the file of the compiled function alone and would miss an edit in a
 module that it calls. The folder's name is therefore a hash of all sources here, and of the CPU.
@@ -51,7 +51,7 @@ def inner(function: Callable[..., Any]) -> Any:
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Return a kernel for Python to call, compiled at its first call on this machine and then read from the folder."""
+    """Return a kernel for Python to call: compiled at its first call, then read from `folder`."""
     before = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(folder())  # type: ignore[attr-defined]
     kernel = numba.njit(error_model="numpy", nogil=True, cache=True)(function)

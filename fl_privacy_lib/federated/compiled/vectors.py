@@ -51,7 +51,7 @@ FLOATS, INTS, BITS = Lanes(FLOAT), Lanes(INT), Lanes(BIT)
 def operation(
     result: Callable[..., types.Type], emit: Callable[..., Any], names: Sequence[str] = ()
 ) -> Any:
-    """Make an operation for kernels of ``emit(builder, types, *values)``, which writes its LLVM instructions.
+    """Make an operation for kernels of ``emit(builder, types, *values)``, which writes LLVM code.
 
     `result` gives the type that it returns, of the arguments' types; `names` are theirs, if they do
     not stand in `emit`. An array comes as the pointer to its first number.
@@ -70,10 +70,8 @@ def operation(
 
         return kind(*given), lower
 
-    names = [
-        "context",
-        *(names or list(signature(emit).parameters)[2:]),
-    ]  # numba asks for named arguments
+    # numba asks for named arguments
+    names = ["context", *(names or list(signature(emit).parameters)[2:])]
     parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names]
     typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return intrinsic(prefer_literal=True)(typed)
@@ -94,9 +92,10 @@ def _first(*given: Any) -> Any:
 
 
 def each(emit: Callable[..., Any], one: Callable[..., Any] = _first) -> Any:
-    """Make an operation that goes vector by vector through blocks; a vector or number beside a block serves all.
+    """Make an operation that goes vector by vector through blocks.
 
-    `one` gives the kind of a result's vector.
+    A vector or a number beside a block serves all its vectors. `one` gives the kind of a result's
+    vector.
     """
 
     def result(*given: Any) -> Any:
@@ -155,7 +154,7 @@ total = operation(lambda x: types.float32, lambda b, t, x: _call(
     b, "vector.reduce.fadd", FLOAT, FLOAT(0.0), x, fastmath=("reassoc",)))  # fmt: skip
 
 
-# ---- memory: at(array or pointer, index) is a pointer; codes are bytes there and integers in a vector
+# ---- memory: at(array or pointer, index) is a pointer; codes are bytes there, integers in a vector
 
 
 def _kind(pointer: Any, *_: Any) -> Any:
@@ -199,7 +198,7 @@ def _block(rows: Any, columns: Any, *place: Any) -> Any:
 def _grid(
     builder: Any, given: Any, count: int, columns: int, p: Any, i: Any, row: Any, column: Any
 ) -> list[Any]:
-    """Emit the addresses of a grid's places, whose rows and columns lie `row` and `column` floats apart."""
+    """Emit the addresses of a grid's places, rows and columns `row` and `column` floats apart."""
     long = ir.IntType(64)
     steps = [
         (builder.mul(row, long(k // columns)), builder.mul(column, long(k % columns)))
@@ -209,7 +208,7 @@ def _grid(
 
 
 def _reading(read: Callable[..., Any]) -> Any:
-    """Make the operation f(rows, columns, pointer, index, row, column) that reads something at a grid's places."""
+    """Make the operation f(rows, columns, pointer, index, row, column) that reads a grid."""
 
     def emit(builder, given, rows, columns, pointer, index, row, column):
         width = given[1].literal_value

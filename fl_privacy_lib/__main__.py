@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.chapters import CHAPTERS, chapter, recorder
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
 
@@ -148,7 +149,6 @@ def _lab(name: str) -> int:
     import subprocess
 
     from fl_privacy_lib.reproduction.paths import ROOT
-    from fl_privacy_lib.reproduction.records import write_atomically
 
     notebook = chapter(name).notebook
     own = ROOT / "runs" / f"{notebook}__mine.ipynb"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import DATASETS, Spec, decoders, load, splits
-from fl_privacy_lib.data.files import Form, Layout, save_npz
+from fl_privacy_lib.data.files import Form, Layout
 
 
 @pytest.fixture
@@ -130,18 +130,3 @@ def test_a_full_disk_or_a_file_in_place_of_the_cache_does_not_stop_loading(
     monkeypatch.setattr(np, "savez", full)
     assert same(load("tiny", root, tmp_path / "cache"), first)
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
-    save_npz(tmp_path / "x.npz", {"a": np.zeros(3)})
-    before = (tmp_path / "x.npz").read_bytes()
-
-    def interrupted(stream, **arrays):
-        stream.write(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "savez", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        save_npz(tmp_path / "x.npz", {"a": np.ones(3)})
-    assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
-    assert (tmp_path / "x.npz").read_bytes() == before

@@ -1,5 +1,6 @@
 """Data of one's own: what is taken, and what is refused in one sentence."""
 
+import builtins
 import errno
 import gzip
 import io
@@ -149,7 +150,7 @@ def test_own_file_that_may_not_be_read(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(np, "load", refuse)
+    monkeypatch.setattr(builtins, "open", refuse)
     with pytest.raises(InputError, match="cannot be read"):
         load("npz:mine.npz", tmp_path)
 

@@ -1,8 +1,12 @@
-"""Downloads by the well-known libraries or from UCI; whatever goes wrong becomes one sentence with a remedy."""
+"""Downloads by the well-known libraries or from UCI; any failure becomes one sentence.
+
+The checksum of a downloaded file is compared when it is loaded, as that of any other file.
+"""
 
 import io
 import socket
 import tempfile
+import textwrap
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data.files import save, save_npz
+from fl_privacy_lib._files import atomic_file, write_atomically
 
 # Seconds without an answer after which a server counts as absent.
 TIMEOUT = 20.0
@@ -46,11 +50,9 @@ def network(title: str, wanted: str, root: Path) -> Iterator[None]:
     except Exception as error:
         # The libraries raise what their transport raises: URLError, timeouts, RuntimeError, a full
         # disk.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if len(reason) > 300:
-            reason = reason[:300] + " …"
+        reason = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
         raise InputError(
-            f"{title} is not in the data folder {root} and could not be downloaded ({reason}): "
+            f"{title} is not in the data folder {root} and could not be downloaded ({reason or type(error).__name__}): "
             f"put {wanted} there, or set FL_PRIVACY_DATA to a folder that holds it."
         ) from error
     finally:
@@ -91,7 +93,8 @@ def lfw(root: Path) -> None:
         order = _before_shuffle(labels)
         images = np.stack([_to_32x32(people.images[i]) for i in order])  # [N, 32, 32, 3]
         names = np.asarray(people.target_names, np.str_)
-        save_npz(root / LFW_FUNNELED, {"images": images, "labels": labels[order], "names": names})
+        with atomic_file(root / LFW_FUNNELED) as stream:
+            np.savez(stream, images=images, labels=labels[order], names=names)
 
 
 def _before_shuffle(labels: np.ndarray) -> np.ndarray:
@@ -119,29 +122,24 @@ def _from_uci(path: str) -> bytes:
         return reply.read()
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """Write a downloaded file; its checksum is compared when it is loaded, as that of any other."""
-    save(path, lambda stream: stream.write(content))
-
-
 def adult(root: Path) -> None:
     """Download the two files of Adult that hold records into ``root/Adult``."""
     with network("Adult", "Adult/adult.data and Adult/adult.test", root):
         for name in ("adult.data", "adult.test"):
-            _keep(root / "Adult" / name, _from_uci(f"adult/{name}"))
+            write_atomically(root / "Adult" / name, _from_uci(f"adult/{name}"))
 
 
 def bank(root: Path) -> None:
     """Download Bank Marketing and keep ``root/BankMarketing/bank-full.csv`` of it."""
     with network("Bank Marketing", "BankMarketing/bank-full.csv", root):
         with zipfile.ZipFile(io.BytesIO(_from_uci("00222/bank.zip"))) as archive:
-            _keep(root / "BankMarketing/bank-full.csv", archive.read("bank-full.csv"))
+            write_atomically(root / "BankMarketing/bank-full.csv", archive.read("bank-full.csv"))
 
 
 def kdd99(root: Path) -> None:
     """Download the 10-percent file of KDD Cup 99 into ``root/KDDCup99``."""
     with network("KDD Cup 99", "KDDCup99/kddcup.data_10_percent.gz", root):
-        _keep(
+        write_atomically(
             root / "KDDCup99/kddcup.data_10_percent.gz",
             _from_uci("kddcup99-mld/kddcup.data_10_percent.gz"),
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data.files import is_file, unreadable
+from fl_privacy_lib.data.files import is_file, reading
 from fl_privacy_lib.data.splits import unit_range
 
 PREFIX = "npz:"
@@ -29,10 +29,10 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
         raise InputError(
             f"There is no file {path}: give npz:PATH an absolute path, or one from the data folder."
         )
+    with reading(path), open(path, "rb"):
+        pass  # so that only the content can be at fault below
     try:
         archive = np.load(path, allow_pickle=False)
-    except PermissionError as error:
-        raise unreadable(path, error) from error
     except Exception as error:
         # A damaged archive can raise whatever zipfile or numpy's header parser raises.
         raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error

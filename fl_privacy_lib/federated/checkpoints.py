@@ -5,8 +5,6 @@ processes only the first one reads and writes files; the others are sent the byt
 """
 
 import io
-import os
-import tempfile
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import atomic_file
 from fl_privacy_lib.federated.fingerprint import Fingerprint, differing_parts
 from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Job
@@ -40,21 +39,8 @@ def save(path: Path, parts: Fingerprint, state: Start, taps: Taps) -> None:
     ]
     record = {"fingerprint": parts, "weights": weights, "state": memory, "history": history,
               "observations": observations}  # fmt: skip
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            torch.save(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise InputError(
-            f"{path} could not be written ({error.strerror}): free some space or rights there."
-        ) from None
+    with atomic_file(path) as stream:
+        torch.save(record, stream)
 
 
 def read(path: Path) -> bytes | None:

@@ -109,7 +109,8 @@ def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path):
     path = tmp_path / "file"
     code = (
         "import sys; from pathlib import Path; from fl_privacy_lib._files import write_atomically\n"
-        "n = 0\nwhile True: n += 1; write_atomically(Path(sys.argv[1]), str(n % 10).encode() * 400_000)"
+        "path, n = Path(sys.argv[1]), 0\n"
+        "while True: n += 1; write_atomically(path, str(n % 10).encode() * 400_000)"
     )
     for _ in range(3):
         writer = subprocess.Popen([sys.executable, "-c", code, str(path)])

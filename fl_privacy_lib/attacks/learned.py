@@ -124,8 +124,9 @@ class LearnedInverter:
 
         Raises
         ------
-        InputError Unless each was read at the tap ``example``, at the weights, round, batch size
-            and defence of the training.
+        InputError
+            Unless each was read at the tap ``example``, at the weights, round, batch size and
+            defence of the training.
         """
         if not observations:
             raise InputError("there are no observations: give at least one, of the tap 'example'.")

@@ -30,9 +30,10 @@ def untouched(targets: Gradient, kind: str, usual: Usual | None = None) -> Gradi
     Parameters
     ----------
     targets : tensors [rows, …]
-    kind : {'none', 'zeros', 'outliers'} 'zeros': a coordinate that is exactly zero was pruned, or
-        says nothing. 'outliers': a block of consecutive coordinates that deviates from the mean by
-        more than three times what is usual was perturbed.
+    kind : {'none', 'zeros', 'outliers'}
+        'zeros': a coordinate that is exactly zero was pruned, or says nothing. 'outliers': a block
+        of consecutive coordinates that deviates from the mean by more than three times what is
+        usual was perturbed.
     usual : for 'outliers'
 
     Returns

@@ -41,9 +41,9 @@ def replay(observation: Observation, aware: bool) -> Replay:
     Parameters
     ----------
     observation : tells the tap, the plan and the public defence
-    aware : bool False, the published attack: average the dummies' gradients. True: pass them
-        through the same stages, without their noise, so that a clipped gradient is compared with a
-        clipped one.
+    aware : bool
+        False, the published attack: average the dummies' gradients. True: pass them through the
+        same stages, without their noise, so that a clipped gradient is compared with a clipped one.
 
     Returns
     -------

@@ -82,8 +82,9 @@ def reconstruct(
     attack : the settings
     batch_size : int, B, how many images to look for behind each gradient; 1 at the tap ``example``
     labels : [V, B], for ``label_rule="given"``; giving them sets that rule
-    trusted : tensors […] or [V, …] of bool by parameter name, or None The coordinates the attacker
-        believes, for one who knows which were touched; a name left out is believed.
+    trusted : tensors […] or [V, …] of bool by parameter name, or None
+        The coordinates the attacker believes, for one who knows which were touched; a name left out
+        is believed.
     truth : [V, B, C, H, W], for ``select="oracle"`` alone, see `Attack`
     snapshots : attack iterations whose best iterates are kept
     on_iteration : called with (iteration, victims still running, best images [V, B, C, H, W] so

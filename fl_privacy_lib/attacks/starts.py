@@ -17,8 +17,9 @@ def start(
 
     Parameters
     ----------
-    kind : one of STARTS 'patterned': one random quarter, U(0, 1), tiled 2×2 (CPL); 'patterned_4x4'
-        and 'patterned_8x8': a smaller tile, so often along each side; 'uniform': U(0, 1); 'normal':
+    kind : one of STARTS
+        'patterned': one random quarter, U(0, 1), tiled 2×2 (CPL); 'patterned_4x4' and
+        'patterned_8x8': a smaller tile, so often along each side; 'uniform': U(0, 1); 'normal':
         N(0, 1) (DLG); 'single_colour': one channel, drawn by chance, is 1 and the others 0, which
         for grey images is 'ones'.
     count : int, number of images

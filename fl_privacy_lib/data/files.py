@@ -1,4 +1,4 @@
-"""Files in the data folder: which are there, whether they are whole, and a cache of them."""
+"""Files in the data folder: which are there, whether they are whole; a cache of decoded ones."""
 
 import gzip
 import hashlib
@@ -47,25 +47,18 @@ class Layout:
         For each file its accepted forms, in the order in which they are looked for. No files at all
         means that the data come with a library.
     decode : callable
-        Turns the paths, one per entry of ``files``, into arrays.
-    arrays : tuple of str
-        The names of these arrays.
+        Turns the paths, one per entry of ``files``, into named arrays.
     note : str
         What a reader must know about this form of the data.
     """
 
     files: tuple[tuple[Form, ...], ...]
     decode: Callable[[Sequence[Path]], Arrays]
-    arrays: tuple[str, ...]
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A complete layout in a data folder: the layout, and the path and form of each of its files."""
-
-    layout: Layout
-    files: tuple[tuple[Path, Form], ...]
+LocatedFile = tuple[Path, Form]
+"""A file that is there, and which of its forms it is in."""
 
 
 @contextmanager
@@ -86,7 +79,7 @@ def is_file(path: Path) -> bool:
         return path.is_file()
 
 
-def _search(layout: Layout, root: Path) -> list[tuple[Path, Form] | None]:
+def _search(layout: Layout, root: Path) -> list[LocatedFile | None]:
     """Return for each file of `layout` the first of its forms that is in `root`, or None."""
     return [
         next(((root / form.path, form) for form in forms if is_file(root / form.path)), None)
@@ -94,12 +87,12 @@ def _search(layout: Layout, root: Path) -> list[tuple[Path, Form] | None]:
     ]
 
 
-def find(layouts: Sequence[Layout], root: Path) -> Found | None:
-    """Return the first layout of which every file is in `root`, without reading any.
+def find(layouts: Sequence[Layout], root: Path) -> tuple[Layout, list[LocatedFile]] | None:
+    """Return the first layout of which every file is in `root`, and the files, without reading any.
 
     Returns
     -------
-    Found or None
+    (Layout, list of (Path, Form)) or None
         None if no layout is complete, or the folder does not exist.
 
     Raises
@@ -111,9 +104,9 @@ def find(layouts: Sequence[Layout], root: Path) -> Found | None:
         if root.exists() and not root.is_dir():
             raise InputError(f"The data folder {root} is a file: set FL_PRIVACY_DATA to a folder.")
     for layout in layouts:
-        files = tuple(filter(None, _search(layout, root)))
+        files = list(filter(None, _search(layout, root)))
         if len(files) == len(layout.files):
-            return Found(layout, files)
+            return layout, files
     return None
 
 
@@ -137,7 +130,7 @@ def missing(layouts: Sequence[Layout], root: Path) -> list[str]:
     return min(begun or lacking[:1], key=len)
 
 
-def check(found: Found) -> str:
+def check(files: Sequence[LocatedFile]) -> str:
     """Compare every file with its checksum and return the fingerprint of them all.
 
     Returns
@@ -151,7 +144,7 @@ def check(found: Found) -> str:
         If a file cannot be read, or its checksum is another one.
     """
     digests = []
-    for path, form in found.files:
+    for path, form in files:
         algorithm, _, expected = (form.digest or "sha256:").partition(":")
         with reading(path), open(path, "rb") as stream:
             # MD5 stands only where it is the sole checksum ever published for a file.
@@ -187,9 +180,7 @@ def read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def cached(
-    folder: Path | None, key: str, names: Sequence[str], build: Callable[[], Arrays]
-) -> Arrays:
+def cached(folder: Path | None, key: str, build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays of ``folder/key.npz``, or build them and try to keep them there.
 
     Parameters
@@ -198,8 +189,6 @@ def cached(
         Where the cache is; None: do not cache.
     key : str
         Name and fingerprint of the source, so that another source is another cache file.
-    names : sequence of str
-        The arrays that must be there.
     build : callable
         Makes them.
 
@@ -215,10 +204,10 @@ def cached(
     if folder is None:
         return build()
     path = folder / f"{key}.npz"
-    # A cut or altered file can raise anything that zipfile, zlib or numpy's header parser knows, and
+    # A cut or altered file can raise anything that zipfile, zlib or numpy's header parser knows;
     # the answer is always the same: decode the source again.
     with suppress(Exception), np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in names}
+        return dict(archive)
     arrays = build()
     with suppress(InputError), atomic_file(path) as stream:
         np.savez(stream, **arrays)

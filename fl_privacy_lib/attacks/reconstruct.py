@@ -102,9 +102,7 @@ def reconstruct(
     known = labels_of(seen, model, shape, batch_size, attack, labels)
     _check_truth(truth, attack, (len(seen), batch_size, *shape))
     columns = zip(*seen, strict=True)
-    evidence = [
-        gather(model, column, known, batch_size, shape, attack, trusted) for column in columns
-    ]
+    evidence = [gather(model, column, known, shape, attack, trusted) for column in columns]
     objective = matching_objective(
         model,
         evidence,
@@ -119,13 +117,7 @@ def reconstruct(
     progress, snapshot_of = run.minimise(objective, snapshots, on_iteration)
     best, first = run.best(progress), seen[0][0]
     rule = attack.label_rule if labels is None else "given"
-    mask = (
-        attack.mask
-        if trusted is None
-        else "given"
-        if attack.mask == "none"
-        else f"{attack.mask} and given"
-    )
+    mask = attack.mask if trusted is None else f"{attack.mask} and given".removeprefix("none and ")
     knowledge = Knowledge(
         first.tap.stage,
         len(seen[0]),

@@ -43,7 +43,7 @@ class Attack:
     decay : bool, whether the learning rate falls to a tenth at 3/8, 5/8 and 7/8 of the budget
     label_rule : {'inferred', 'counted', 'joint', 'given'}
         From the last layer's gradient (`labels.infer_labels`); that compared with images of the
-        attacker's own (`analytic.label_counts`); as soft labels optimised with the images; from the
+        attacker's own (`labels.label_counts`); as soft labels optimised with the images; from the
         caller.
     mask : {'none', 'zeros', 'outliers'}, which coordinates the attacker leaves out, see `masks`
     tries : int, independent starts of every victim; the one with the least objective counts

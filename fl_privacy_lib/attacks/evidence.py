@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import InputError, refuse
 from fl_privacy_lib.attacks.labels import UNKNOWN, infer_labels, label_counts
 from fl_privacy_lib.attacks.masks import Usual, masked, rows_of, untouched
 from fl_privacy_lib.attacks.objective import Evidence, as_gradient, replay
@@ -37,19 +37,18 @@ def check_observations(seen: Seen, model: nn.Module, batch_size: int) -> None:
         {(o.tap.round, o.local_lr, o.local_iterations) for o in column}
         for column in zip(*seen, strict=True)
     ]
-    problems = {
-        "observations of one call must come from one kind of tap under one defence; "
-        "split the call.": mixed,
-        "observations of one call must share round, learning rate and iterations; "
-        "split the call.": max(map(len, plans)) > 1,
-        "an aggregate mixes clients; a reconstruction reads example, batch, update or "
-        "received.": stage == "aggregate",
-        f"batch_size = {batch_size} at the tap 'example', which holds one example's gradient: "
-        "use 1.": stage == "example" and batch_size != 1,
-    }
-    for problem, occurs in problems.items():
-        if occurs:
-            raise InputError(problem)
+    refuse(
+        {
+            "observations of one call must come from one kind of tap under one defence; "
+            "split the call.": mixed,
+            "observations of one call must share round, learning rate and iterations; "
+            "split the call.": max(map(len, plans)) > 1,
+            "an aggregate mixes clients; a reconstruction reads example, batch, update or "
+            "received.": stage == "aggregate",
+            f"batch_size = {batch_size} at the tap 'example', which holds one example's gradient: "
+            "use 1.": stage == "example" and batch_size != 1,
+        }
+    )
     leading = 1 if stage == "example" else 0
     expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for o in observations:
@@ -103,16 +102,15 @@ def labels_of(
     """
     classes = classes_of(model, seen[0][0], shape)
     if labels is not None:
-        if tuple(labels.shape) != (len(seen), batch_size):
-            raise InputError(
-                f"labels have shape {tuple(labels.shape)}, not ({len(seen)}, {batch_size}): one row "
-                "a victim, one label an image."
-            )
-        if bool(((labels < UNKNOWN) | (labels >= classes)).any()):
-            raise InputError(
+        shape, wrong = tuple(labels.shape), (labels < UNKNOWN) | (labels >= classes)
+        refuse(
+            {
+                f"labels have shape {shape}, not ({len(seen)}, {batch_size}): one row a victim, "
+                "one label an image.": shape != (len(seen), batch_size),
                 f"labels must lie between 0 and {classes - 1}, or be {UNKNOWN} where one is not "
-                "known."
-            )
+                "known.": bool(wrong.any()),
+            }
+        )
         return labels
     if attack.label_rule == "given":
         raise InputError(

@@ -164,7 +164,9 @@ class Evidence:
         return replace(self, weights=weights, targets=targets, trusted=trusted)
 
     def seen(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Gradient:
-        """Return what would be seen of dummies [rows, B, …], labels [rows, B] or [rows, B, classes].
+        """Return what would be seen of dummies [rows, B, …].
+
+        Their labels are [rows, B] or, soft, [rows, B, classes].
 
         With weights of their own the rows are clients. With shared ones all images are examples of
         one client, which leaves the network's forward pass a single call: several times faster.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import refuse
 from fl_privacy_lib.attacks.evidence import (
     Seen,
     check_observations,
@@ -142,20 +142,18 @@ def reconstruct(
     )
 
 
-def _check_truth(truth: torch.Tensor | None, attack: Attack, shape: tuple[int, ...]) -> None:
-    if attack.select == "oracle" and truth is None:
-        raise InputError(
+def _check_truth(truth: torch.Tensor | None, attack: Attack, expected: tuple[int, ...]) -> None:
+    shape = expected if truth is None else tuple(truth.shape)
+    refuse(
+        {
             "select = 'oracle' needs the truth, which no attacker has: give truth, or use "
-            "'objective'."
-        )
-    if attack.select == "objective" and truth is not None:
-        raise InputError(
-            "select = 'objective' does not look at the truth: leave truth out, or use 'oracle'."
-        )
-    if truth is not None and tuple(truth.shape) != shape:
-        raise InputError(
-            f"truth has shape {tuple(truth.shape)}, not {shape}: one batch of images a victim."
-        )
+            "'objective'.": attack.select == "oracle" and truth is None,
+            "select = 'objective' does not look at the truth: leave truth out, or use "
+            "'oracle'.": attack.select == "objective" and truth is not None,
+            f"truth has shape {shape}, not {expected}: one batch of images a victim.": shape
+            != expected,
+        }
+    )
 
 
 class _Run:

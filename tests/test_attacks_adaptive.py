@@ -51,7 +51,7 @@ def test_who_leaves_out_the_zeros_sees_through_pruning():
 
 
 def spoiled(seen, std, part):
-    """Return observations with noise on the same `part` of every gradient's coordinates, in one run."""
+    """Return observations with noise on the same `part` of every gradient, in one run."""
     generator = torch.Generator().manual_seed(0)
     noisy = []
     for row in seen:
@@ -273,7 +273,7 @@ def test_a_soft_label_is_found_with_its_image():
 
 
 def batches(network, size, count, seed=0):
-    """Return the model, mean gradients [count, …] and sorted labels [count, size] of batches of digits."""
+    """Return the model, mean gradients [count, …] and sorted labels [count, size] of batches."""
     model = build(network, SHAPE, 10, torch.Generator().manual_seed(seed))
     x, y = digits()
     index = torch.tensor(np.random.default_rng(seed).permutation(len(y))[: count * size]).view(

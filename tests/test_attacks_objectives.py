@@ -1,4 +1,4 @@
-"""The objectives of gradient matching: distances, scales, priors, several observations; against numbers by hand."""
+"""The objectives of gradient matching: distances, scales, priors, several observations."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The command line: run, record, build, summarise. Everything is checked before anything heavy is imported."""
+"""The command line: run, record, build. All is checked before anything heavy is imported."""
 
 import argparse
 import os
@@ -7,8 +7,11 @@ import sys
 from types import FrameType
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.chapters import CHAPTERS, chapter, experiment
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
+
+CHAPTER_FORMS = "01, threat_types or 01_threat_types"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,42 +25,48 @@ def parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=help_)
         if name != "book":
-            command.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
+            command.add_argument("chapter", nargs="?", help=CHAPTER_FORMS)
         command.add_argument("parameters", nargs="*", help="name=value over the profile's values")
         command.add_argument(
             "--profile", default=default, help=f"{', '.join(PROFILES)} (default {default})"
         )
         if name == "record":
             command.add_argument("--only", help="record one table only, e.g. fed_cdp/table_7")
-    params = commands.add_parser("params", help="list a chapter's parameters with what each may be")
-    params.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
-    lab = commands.add_parser(
-        "lab", help="open a copy of a chapter of your own, in runs/, in JupyterLab"
-    )
-    lab.add_argument("chapter", nargs="?", help="01, threat_types or 01_threat_types")
+    for name, help_ in (
+        ("params", "list a chapter's parameters with what each may be"),
+        ("lab", "open a copy of a chapter of your own, in runs/, in JupyterLab"),
+    ):
+        command = commands.add_parser(name, help=help_)
+        command.add_argument("chapter", nargs="?", help=CHAPTER_FORMS)
     serve = commands.add_parser("serve", help="serve the built book on this machine")
     serve.add_argument("--port", type=int, default=8000)
     commands.add_parser("summary", help="write the claims summary into README.md")
     times = commands.add_parser(
         "times", help="measure each chapter's run time into results/measured/run_times.csv"
     )
-    times.add_argument("chapters", nargs="*", help="01, threat_types or 01_threat_types; none: all")
+    times.add_argument("chapters", nargs="*", help=f"{CHAPTER_FORMS}; none: all")
     return top
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 2 for an input to mend, 130 or 143 when interrupted."""
+    """Run one command.
+
+    Returns
+    -------
+    int
+        The exit status: 0, 2 for an input to mend; 130 or 143 when it is interrupted.
+    """
     options, late = parser().parse_known_args(arguments)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        if hasattr(
-            options, "parameters"
-        ):  # argparse takes positional words only before the first option
+        if hasattr(options, "parameters"):
+            # argparse takes positional words only before the first option
             options.parameters += [word for word in late if not word.startswith("-")]
             late = [word for word in late if word.startswith("-")]
         if late:
             raise InputError(
-                f"{late[0]!r} is not understood: see python -m fl_privacy_lib {options.command} --help."
+                f"{late[0]!r} is not understood: see python -m fl_privacy_lib {options.command} "
+                "--help."
             )
         if getattr(options, "chapter", "") is None:
             raise InputError(
@@ -82,47 +91,47 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _dispatch(options: argparse.Namespace) -> int:
-    if options.command == "serve":
-        return _serve(options.port)
-    if options.command == "summary":
-        from fl_privacy_lib.reproduction.summary import write_summary
+    values = parse_assignments(getattr(options, "parameters", []))
+    match options.command:
+        case "serve":
+            _serve(options.port)
+        case "summary":
+            from fl_privacy_lib.reproduction.summary import write_summary
 
-        write_summary()
-        return 0
-    if options.command == "params":
-        return _show_parameters(options.chapter)
-    if options.command == "lab":
-        return _lab(options.chapter)
-    if options.command == "times":
-        from fl_privacy_lib.reproduction.timing import measure_times
+            write_summary()
+        case "params":
+            _show_parameters(options.chapter)
+        case "lab":
+            return _open_copy(options.chapter)
+        case "times":
+            from fl_privacy_lib.reproduction.timing import measure_times
 
-        measure_times([chapter(name) for name in options.chapters or CHAPTERS])
-        return 0
-    values = parse_assignments(options.parameters)
-    if options.command == "book":
-        known = sorted({name for kind in CHAPTERS.values() for name in kind.model_fields})
-        if unknown := sorted(set(values) - set(known)):
-            raise InputError(
-                f"no notebook has a parameter {unknown[0]!r}; there are {', '.join(known)}."
-            )
-        from fl_privacy_lib.reproduction.book import build
+            measure_times([chapter(name) for name in options.chapters or CHAPTERS])
+        case "book":
+            names = sorted({name for kind in CHAPTERS.values() for name in kind.model_fields})
+            if unknown := sorted(set(values) - set(names)):
+                raise InputError(
+                    f"no notebook has a parameter {unknown[0]!r}; there are {', '.join(names)}."
+                )
+            from fl_privacy_lib.reproduction.book import build
 
-        build(CHAPTERS, options.profile, values)
-        return 0
-    kind = chapter(options.chapter)
-    settings = kind.of_profile(options.profile, **values)
-    if options.command == "run":
-        from fl_privacy_lib.reproduction.execution import run
+            build(CHAPTERS, options.profile, values)
+        case "run":
+            kind = chapter(options.chapter)
+            kind.of_profile(options.profile, **values)  # refuses before the import, which is heavy
+            from fl_privacy_lib.reproduction.execution import run
 
-        print(run(kind, options.profile, values))
-        return 0
-    from fl_privacy_lib.reproduction.experiment import record
+            print(run(kind, options.profile, values))
+        case "record":
+            kind = chapter(options.chapter)
+            settings = kind.of_profile(options.profile, **values)
+            from fl_privacy_lib.reproduction.experiment import record
 
-    record(experiment(kind), settings, options.only)
+            record(experiment(kind), settings, options.only)
     return 0
 
 
-def _serve(port: int) -> int:
+def _serve(port: int) -> None:
     import contextlib
     import functools
     import http.server
@@ -142,40 +151,37 @@ def _serve(port: int) -> int:
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)
         server.serve_forever()
-    return 0
 
 
-def _lab(name: str) -> int:
-    """Open a reader's own copy of a chapter; the copy is made once, so that work in it stays."""
+def _open_copy(name: str) -> int:
+    """Open a reader's copy of a chapter; it is made once, so that work in it stays."""
     import subprocess
 
     from fl_privacy_lib.reproduction.paths import ROOT
-    from fl_privacy_lib.reproduction.records import write_atomically
 
     notebook = chapter(name).notebook
-    own = ROOT / "runs" / f"{notebook}__mine.ipynb"
-    if not own.exists():
-        write_atomically(own, (ROOT / "notebooks" / f"{notebook}.ipynb").read_bytes())
-    print(f"your copy: {own} (delete it to begin anew; Ctrl-C here stops)", flush=True)
-    return subprocess.call([sys.executable, "-m", "jupyterlab", str(own)])
+    copy = ROOT / "runs" / f"{notebook}__mine.ipynb"
+    if not copy.exists():
+        write_atomically(copy, (ROOT / "notebooks" / f"{notebook}.ipynb").read_bytes())
+    print(f"your copy: {copy} (delete it to begin anew; Ctrl-C here stops)", flush=True)
+    return subprocess.call([sys.executable, "-m", "jupyterlab", str(copy)])
 
 
-def _show_parameters(name: str) -> int:
+def _show_parameters(name: str) -> None:
     """Print a chapter's parameters: default, allowed words or range, meaning."""
     kind = chapter(name)
     print(f"{kind.notebook}: write name=value; defaults are the quick profile's")
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     for parameter, field in kind.model_fields.items():
-        allowed = [str(word) for word in getattr(field.annotation, "__args__", ())]
-        signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+        words = [str(word) for word in getattr(field.annotation, "__args__", ())]
         bounds = [
-            f"{s} {getattr(r, n):g}"
-            for r in field.metadata
-            for n, s in signs.items()
-            if hasattr(r, n)
+            f"{sign} {getattr(rule, name):g}"
+            for rule in field.metadata
+            for name, sign in signs.items()
+            if hasattr(rule, name)
         ]
-        limits = f" [{' | '.join(allowed) or ', '.join(bounds)}]" if allowed or bounds else ""
+        limits = f" [{' | '.join(words) or ', '.join(bounds)}]" if words or bounds else ""
         print(f"  {parameter} = {field.default}{limits}  {field.description}")
-    return 0
 
 
 if __name__ == "__main__":

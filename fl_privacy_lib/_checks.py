@@ -2,13 +2,29 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
 
 class InputError(ValueError):
     """An input the user can mend; its message is one complete sentence."""
+
+
+def refuse(problems: Mapping[str, bool]) -> None:
+    """Raise `InputError` with the first sentence whose problem occurs.
+
+    Parameters
+    ----------
+    problems : sentence → whether it is the case
+
+    Examples
+    --------
+    >>> refuse({"1 is not 1.": 1 != 1})
+    """
+    for sentence, occurs in problems.items():
+        if occurs:
+            raise InputError(sentence)
 
 
 def positive(**values: float) -> None:

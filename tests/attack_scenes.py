@@ -29,7 +29,7 @@ def lenet(seed=0):
 
 
 def observe(defense, stage="example", victims=6, batch=1, rounds=1, first=0, **settings):
-    """Return observations [victims][rounds], the images behind them [V, B, …] and their labels [V, B]."""
+    """Return observations [victims][rounds], their images [V, B, …] and labels [V, B]."""
     x, y = digits()
     held = tuple(first + np.arange(i * batch, (i + 1) * batch) for i in range(victims))
     plan = Plan(victims, victims, rounds, 1, batch, **{"local_lr": 0.1} | settings)

@@ -26,7 +26,7 @@ def lenet(dtype=torch.float32, seed=0):
 
 
 def observe(defense, stage="example", victims=8, batch=1, dtype=torch.float32, **settings):
-    """Return the observations of so many clients, and what stands behind them [V, …], labels [V, …]."""
+    """Return the observations of so many clients, and their images [V, …] and labels [V, …]."""
     x, y = digits()
     each = batch * settings.get("local_iterations", 1)
     held = tuple(np.arange(i * each, (i + 1) * each) for i in range(victims))

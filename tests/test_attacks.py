@@ -1,4 +1,4 @@
-"""Attacks: the objective at the truth, reconstructions of digits, and what an attack may look at."""
+"""Attacks: the objective at the truth, reconstructions of digits, what an attack may look at."""
 
 import math
 from dataclasses import replace

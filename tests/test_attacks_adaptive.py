@@ -1,4 +1,4 @@
-"""The settings of an attack: masks, starts, tries, labels, exact leaks, and what the attacker is said to know."""
+"""The settings of an attack: masks, starts, tries, labels, and what the attacker knows."""
 
 import math
 from dataclasses import FrozenInstanceError, replace
@@ -11,7 +11,7 @@ from oracles import gradient_of
 from torch import nn
 
 from fl_privacy_lib.attacks import PUBLISHED, Attack, infer_labels, reconstruct
-from fl_privacy_lib.attacks.analytic import dense_input, dense_rows, label_counts
+from fl_privacy_lib.attacks.labels import label_counts
 from fl_privacy_lib.attacks.masks import BLOCK, Usual, untouched
 from fl_privacy_lib.attacks.optimisers import LBFGS, SignedAdam
 from fl_privacy_lib.attacks.published import cpl, dlg, grad_inversion
@@ -20,7 +20,7 @@ from fl_privacy_lib.defenses import fed_cdp, non_private, pruned, random_noise
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Observation, Tap, example_gradients
 from fl_privacy_lib.metrics import mse
-from fl_privacy_lib.models import build, init_uniform, parameters_of
+from fl_privacy_lib.models import build, parameters_of
 
 # --- adaptive arms
 #
@@ -51,7 +51,7 @@ def test_who_leaves_out_the_zeros_sees_through_pruning():
 
 
 def spoiled(seen, std, part):
-    """Return observations with noise on the same `part` of every gradient's coordinates, in one run."""
+    """Return observations with noise on the same `part` of every gradient, in one run."""
     generator = torch.Generator().manual_seed(0)
     noisy = []
     for row in seen:
@@ -273,7 +273,7 @@ def test_a_soft_label_is_found_with_its_image():
 
 
 def batches(network, size, count, seed=0):
-    """Return the model, mean gradients [count, …] and sorted labels [count, size] of batches of digits."""
+    """Return the model, mean gradients [count, …] and sorted labels [count, size] of batches."""
     model = build(network, SHAPE, 10, torch.Generator().manual_seed(seed))
     x, y = digits()
     index = torch.tensor(np.random.default_rng(seed).permutation(len(y))[: count * size]).view(
@@ -330,46 +330,6 @@ def test_an_attack_can_count_its_labels():
     guessed = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=1), batch_size=5)
     assert (found.labels == wanted).float().mean() >= (guessed.labels == wanted).float().mean()
     assert (found.labels == wanted).float().mean() > 0.8 and found.knowledge.labels == "counted"
-
-
-# --- exact leaks
-
-
-def test_a_first_dense_layer_gives_its_input_away():
-    generator = torch.Generator().manual_seed(0)
-    model = init_uniform(
-        nn.Sequential(nn.Flatten(), nn.Linear(196, 12), nn.Sigmoid(), nn.Linear(12, 10)), generator
-    )
-    x, y = digits()
-    gradient = gradient_of(model, x[0], y[0])
-    found = dense_input(gradient["1.weight"], gradient["1.bias"])
-    torch.testing.assert_close(found, x[0].flatten(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        dense_rows(gradient["1.weight"], gradient["1.bias"])[3],
-        x[0].flatten(),
-        rtol=1e-3,
-        atol=1e-4,
-    )
-    noise = {n: 0.01 * torch.randn(g.shape, generator=generator) for n, g in gradient.items()}
-    noisy = {n: g + noise[n] for n, g in gradient.items()}
-    all_rows = (dense_input(noisy["1.weight"], noisy["1.bias"]) - x[0].flatten()).square().mean()
-    each = (dense_rows(noisy["1.weight"], noisy["1.bias"]) - x[0].flatten()).square().mean(1)
-    assert all_rows < each.min()
-
-
-def test_a_unit_that_one_image_alone_switches_on_shows_it():
-    x, y = digits()
-    model = nn.Sequential(nn.Flatten(), nn.Linear(196, 2), nn.ReLU(), nn.Linear(2, 10))
-    with torch.no_grad():
-        model[1].weight[0], model[1].weight[1] = (
-            x[0].flatten() - x[1].flatten(),
-            x[1].flatten() - x[0].flatten(),
-        )
-        model[1].bias.copy_(-(model[1].weight @ (x[0] + x[1]).flatten() / 2))
-    both = [gradient_of(model, x[i], y[i]) for i in (0, 1)]
-    mean = {n: (both[0][n] + both[1][n]) / 2 for n in both[0]}
-    rows = dense_rows(mean["1.weight"], mean["1.bias"])
-    torch.testing.assert_close(rows, x[:2].flatten(1), rtol=1e-4, atol=1e-5)
 
 
 # --- oracle, knowledge, presets

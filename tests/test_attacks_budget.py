@@ -60,7 +60,7 @@ def tiny_attack(rate, iterations, steps=20):
 
 
 def test_the_result_is_the_iterate_with_the_least_objective(double):
-    """Eight single steps, too long to end where they passed: the third came nearest, by a factor of five."""
+    """Eight single steps, too long to end where they passed: the third came nearest by far."""
     model, observation, iterates, values = tiny_attack(rate=0.15, iterations=8, steps=1)
     attack = Attack(
         optimiser="adam", learning_rate=0.15, max_iterations=8, steps=1, stall=(99, 0.1)
@@ -132,7 +132,7 @@ def test_a_gradient_that_says_nothing_is_counted_and_spoils_nobody(optimiser, po
 
 
 class Cliff(nn.Module):
-    """A model with an edge behind which there is no number; to lower its gradient is to walk there."""
+    """A model with an edge behind which there is no number; to lower its gradient leads there."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The learned attacker: what it may use, what it reaches, and that noise leaves it the mean image."""
+"""The learned attacker: what it may use and reach, and that noise leaves it the mean image."""
 
 from dataclasses import replace
 from functools import cache
@@ -28,7 +28,7 @@ CLIPPED = Defense("clipped", per_example=PerExample(Clip(0.5)))
 
 @cache
 def digits():
-    """Return digits in a fixed random order: they are stored by writer, and the public must be like the victims."""
+    """Return digits in a fixed random order: they are stored by writer."""
     data = load("digits", Path("/nowhere"))
     order = np.random.default_rng(0).permutation(len(data.train_y))
     return torch.tensor(data.train_x[order]), torch.tensor(data.train_y[order])
@@ -110,13 +110,11 @@ def test_more_noise_less_image():
 
 
 def test_the_replay_is_the_clients_own_rule():
-    """Images' gradients, replayed, are up to rounding what a simulated client that holds them shows."""
+    """Images' gradients, replayed, are up to rounding what a simulated client shows."""
     x, y = digits()
     seen, _ = observe(CLIPPED)
-    route = learned._Route(lenet(), parameters_of(lenet()), 1, 0)
-    rows = [
-        route.seen(g, CLIPPED, torch.Generator()) for g in route.gradients(x[OTHERS], y[OTHERS])
-    ]
+    route = learned._Route(lenet(), parameters_of(lenet()), 1, 0, torch.Generator())
+    rows = [route.seen(g, CLIPPED) for g in route.gradients(x[OTHERS], y[OTHERS])]
     expected = torch.stack([torch.cat([v[0].flatten() for v in o.values.values()]) for o in seen])
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-6)
 
@@ -126,10 +124,9 @@ def test_the_replayed_noise_has_the_plans_size():
         "example", divide_by="none"
     )  # the one reading whose noise at the tap depends on B: σC√B
     x, y = digits()
-    route = learned._Route(lenet(), parameters_of(lenet()), 4, 0)
+    route = learned._Route(lenet(), parameters_of(lenet()), 4, 0, torch.Generator().manual_seed(0))
     gradients = next(route.gradients(x[:8], y[:8]))
-    noise = route.seen(gradients, defense, torch.Generator().manual_seed(0))
-    noise = noise - route.seen(gradients, defense.noiseless(), torch.Generator())
+    noise = route.seen(gradients, defense) - route.seen(gradients, defense.noiseless())
     # 136,304 draws: the estimate's standard error is 0.2 %, so 1.2 % is six of them (wrong alarm:
     # 2e-9)
     assert float(noise.std()) == pytest.approx(6 * 4 * 2, rel=0.012)

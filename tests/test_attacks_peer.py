@@ -1,4 +1,4 @@
-"""The published attacks against straightforward versions that know one victim and plain autograd."""
+"""The published attacks against plain versions that know one victim and plain autograd."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def plain_dlg(target, label, seed, iterations, joint):
 
 
 def plain_grad_inversion(target, label, seed, steps):
-    """Geiping et al.: one minus the cosine, total variation, Adam on signs, clamped, three drops of the rate."""
+    """Geiping et al.: cosine, total variation, Adam on signs, clamped, three drops of the rate."""
     image = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)).requires_grad_(True)
     optimiser = torch.optim.Adam([image], lr=0.1)
     drops = [steps * part // 8 for part in (3, 5, 7)]

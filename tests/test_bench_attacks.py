@@ -1,4 +1,4 @@
-"""The attacks' bench: both of its engines take the same steps, and its file is whole. Nothing is timed here."""
+"""The attacks' bench: both engines take the same steps; its file is whole. Nothing is timed."""
 
 import pandas as pd
 import pytest

@@ -265,7 +265,8 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     program = (
         "import sys; from pathlib import Path; from fl_privacy_lib import data\n"
         "data.available('mnist', Path('/nowhere')); data.verify('cancer', Path('/nowhere'))\n"
-        "heavy = {'torch', 'torchvision', 'sklearn', 'pandas', 'pyarrow', 'PIL'} & set(sys.modules)\n"
+        "names = {'torch', 'torchvision', 'sklearn', 'pandas', 'pyarrow', 'PIL'}\n"
+        "heavy = names & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -16,7 +16,7 @@ from fl_privacy_lib.reproduction.paths import ROOT
 
 LOCK = (ROOT / "requirements.lock").read_text()
 FLOORS = [
-    {"_checks", "__init__"},
+    {"_checks", "_files", "__init__"},
     {"models", "metrics", "sampling", "data"},
     {"accounting"},
     {"defenses"},

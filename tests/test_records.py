@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import atomic_file, write_atomically
 from fl_privacy_lib.reproduction.claims import measured
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache, write_atomically
+from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache
 
 KEYS = ["dataset", "clip_norm", "metric"]
 
@@ -90,17 +91,27 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    write_atomically(tmp_path / "file", b"old")
+    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "file") as stream:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_folder_that_cannot_be_made_gets_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="could not be written"):
         write_atomically(tmp_path / "file" / "below", b"x")
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path):
     path = tmp_path / "file"
     code = (
-        "import sys; from pathlib import Path; from fl_privacy_lib.reproduction.records import write_atomically\n"
-        "n = 0\nwhile True: n += 1; write_atomically(Path(sys.argv[1]), str(n % 10).encode() * 400_000)"
+        "import sys; from pathlib import Path; from fl_privacy_lib._files import write_atomically\n"
+        "path, n = Path(sys.argv[1]), 0\n"
+        "while True: n += 1; write_atomically(path, str(n % 10).encode() * 400_000)"
     )
     for _ in range(3):
         writer = subprocess.Popen([sys.executable, "-c", code, str(path)])

@@ -1,1 +1,1 @@
-"""Benches, the check of a CUDA machine, and pictures: `python -m tools.NAME` from the repository's root."""
+"""Benches, the check of a CUDA machine, and pictures: run them by `python -m tools.NAME`."""

@@ -90,13 +90,13 @@ def opacus(mode: str) -> Engine:
 
 
 def products_alone(scene: Scene) -> Parameters:
-    """Multiply two large matrices, the fastest that this machine multiplies; the scene does not matter."""
+    """Multiply two large matrices, as fast as this machine can; the scene does not matter."""
     a = torch.ones(SIDE, SIDE)
     return {"product": a @ a}
 
 
 def forward_alone(scene: Scene) -> Parameters:
-    """Run all examples of the round through the compiled engine's forward pass and do nothing else."""
+    """Run all examples of the round through the compiled engine's forward pass, and no more."""
     form, weights = compiled_form(scene.model, (scene.x, scene.y)), parameters_of(scene.model)
     assert not isinstance(form, str), form
     compiled_hits(form, weights, (scene.x, scene.y))
@@ -122,7 +122,7 @@ COMPILED: dict[str, Engine] = {
 }
 """Measured in the same run, where numba is installed."""
 WEIGHED = ("naive", "opacus", "plain_non_private", "ours_private", "compiled_private")
-"""Engines whose memory is measured: each takes a process of its own, and the others hold no more."""
+"""Engines whose memory is measured, each in a process of its own; the others hold no more."""
 
 
 def engines() -> dict[str, Engine]:
@@ -133,7 +133,7 @@ def engines() -> dict[str, Engine]:
 def engine_times(
     workload: str, repetitions: int, participants: int = 20, iterations: int = 10
 ) -> Times:
-    """Return each engine's process times in ms per (client, local iteration), one a repetition, all interleaved.
+    """Return each engine's process times in ms per (client, local iteration), interleaved.
 
     Beside the engines stand 'opacus', its faster mode, and sums of others:
     'ours_non_private_and_noise', and 'floor', the multiplications that the kernel needs, at the
@@ -158,14 +158,14 @@ def engine_times(
 
 
 def central_times(workload: str, repetitions: int) -> Times:
-    """Return the process times in ms of a batch of one client that holds everything, noised once, by engine."""
+    """Return process times in ms, by engine, of a batch of one client that holds everything."""
     private = fed_cdp("batch", clip_norm=CLIP_NORM, noise_scale=NOISE_SCALE)
     both = {engine: fast(private, engine=engine) for engine in ("stacked", "compiled")}
     return interleaved(both, CENTRAL[workload].scene(1, 2), repetitions)
 
 
 def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stacked") -> float:
-    """Return the wall time of a (client, local iteration) of 100 clients, without the workers' start, in ms."""
+    """Return the wall time in ms of a (client, local iteration) of 100 clients, after the start."""
     scene, stamps = WORKLOADS[workload].scene(100, 10), list[float]()
     plan = replace(scene.plan, rounds=rounds + 1)
     simulate(
@@ -182,7 +182,7 @@ def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stack
 
 
 def thread_ms(workload: str, threads: int, rounds: int = 10) -> float:
-    """Return the same of the compiled engine in one process, whose threads train a share of the clients each."""
+    """Return the same of the compiled engine in one process, with threads for the clients."""
     scenes = [WORKLOADS[workload].scene(100 // threads, 10, seed) for seed in range(threads)]
 
     def trained(scene: Scene) -> None:
@@ -228,7 +228,7 @@ def measure_engines(workload: str, record: Record) -> None:
 
 
 def measure_memory(workload: str, record: Record) -> None:
-    """Measure the peak memory and the time with a thousand clients in a round, and set it beside that with twenty."""
+    """Measure peak memory and time with a thousand clients in a round, beside twenty."""
     for name in ("ours_private", *(["compiled_private"] if compiled_here() else [])):
         scene = WORKLOADS[workload].scene(1000, 2)
         started = time.process_time()
@@ -241,7 +241,7 @@ def measure_memory(workload: str, record: Record) -> None:
 
 
 def measure_workers(workload: str, record: Record) -> None:
-    """Measure one and two processes of both engines, and one and two threads of the compiled one."""
+    """Measure one and two processes of both engines, and one and two threads of the compiled."""
     runs: dict[str, Callable[[], float]] = {
         f"stacked {n}": _workers(workload, n, "stacked", 3) for n in (1, 2)
     }
@@ -300,7 +300,7 @@ def bench(
     parts: Sequence[str] = tuple(PARTS),
     width: str = "native",
 ) -> None:
-    """Measure parts of the bench for some workloads; each row and ratio is written as soon as it is measured."""
+    """Measure parts of the bench for some workloads; each row is written once it is measured."""
     record = Record(path, repetitions, width)
     for part in parts:
         for workload in workloads:
@@ -312,14 +312,14 @@ def bench(
 
 
 def _narrow(width: str) -> None:
-    """Let the compiled engine use vectors of another width; to be called before it is first used."""
+    """Let the compiled engine use vectors of another width; call it before the first use."""
     from fl_privacy_lib.federated.compiled import target
 
     target.WIDTH = int(width)
 
 
 def accounting_seconds(distinct: int = 10_000) -> float:
-    """Return the process time of Rényi accounting over a schedule in which no two steps share a σ."""
+    """Return the process time of Rényi accounting over a schedule in which every σ differs."""
     noise = np.linspace(15.0, 4.85, distinct)
     started = time.process_time()
     integer_rdp(np.full(distinct, 0.01), noise, tuple(o for o in PAPER_ORDERS if o == int(o)))

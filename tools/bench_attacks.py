@@ -1,4 +1,4 @@
-"""What an attack costs: many victims at once against one at a time, interleaved in one run, medians of process time.
+"""What an attack costs: many victims at once against one at a time, medians of process time.
 
 Both engines take the same steps from the same starts, so a success rate stands beside each time.
 Run with ``python -m tools.bench_attacks [dataset …]``.
@@ -82,7 +82,7 @@ def scene(dataset: str, victims: int, seed: int = 0) -> Scene:
 
 
 def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tensor, int]:
-    """Attack the first victims as people write it: torch.optim.LBFGS and double backward, in a loop.
+    """Attack the first victims as people write it: torch.optim.LBFGS, double backward, a loop.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tens
 
 
 def seconds_per_evaluation(view: Scene, iterations: int, repetitions: int) -> dict[str, float]:
-    """Return the process time of one objective and its gradient for one victim, both engines interleaved.
+    """Return the process time of one evaluation for one victim, both engines interleaved.
 
     One at a time the victims do not help each other, so two stand for all.
     """
@@ -162,7 +162,7 @@ def seconds_per_evaluation(view: Scene, iterations: int, repetitions: int) -> di
 
 
 def success_rates(view: Scene, iterations: int) -> dict[str, np.ndarray]:
-    """Return whether each victim was recovered, [V], by either engine: pairs with the same start and labels known."""
+    """Return which victims either engine recovers, [V]: the same starts, labels known."""
     attack, labels = Attack(max_iterations=iterations, restarts=0), view.labels[:, None]
     alone, _ = one_at_a_time(view, len(view.observations), attack)
     ours = reconstruct(view.model, view.observations, view.shape, attack, labels=labels).images[
@@ -183,7 +183,7 @@ def bench(
     path: Path,
     counts: Sequence[int] = COUNTS,
 ) -> None:
-    """Measure, print ratios and paired success rates, and write one row an engine and number of victims.
+    """Measure, print ratios and success rates, and write one row an engine and victim count.
 
     Parameters
     ----------
@@ -200,7 +200,8 @@ def bench(
         if rates:
             one, other = rates.values()
             report_progress(
-                f"  the rates differ by {abs(one.mean() - other.mean()):.3f}, {int((one != other).sum())} victims do"
+                f"  the rates differ by {abs(one.mean() - other.mean()):.3f}, "
+                f"{int((one != other).sum())} victims do"
             )
         for count in counts:
             seconds = seconds_per_evaluation(scene(dataset, count), 6, repetitions)

@@ -1,4 +1,4 @@
-"""Do recorded trainings stand with another engine? Twelve cells of Fed-CDP's Table II, trained again and set beside.
+"""Do recorded trainings stand with another engine? Twelve cells of Fed-CDP's Table II, again.
 
 ``python -m tools.engine_agreement`` (about 20 minutes of one core) writes one row a cell, as it is
 finished, to ``results/measured/engine_agreement.csv``; the record of the table is read and never
@@ -45,7 +45,7 @@ ENGINE = "compiled"
 
 
 def recorded_cells() -> list[tuple[Training, float, float]]:
-    """Return the trainings of Table II with 5 and 10 of 100 clients, with their recorded means and deviations."""
+    """Return Table II's trainings with 5 and 10 of 100 clients, recorded means and deviations."""
     rows = {"clients": 100, "participants": [5, 10], "local_iterations": 100, "metric": "accuracy"}
     frame = select(measured("fed_cdp/table_2"), rows)
     cells = []
@@ -106,7 +106,8 @@ def main(path: Path = MEASURED / "engine_agreement.csv") -> None:
         with path.open("a") as file:
             csv.writer(file, lineterminator="\n").writerow(row)
         print(
-            f"{point.method} {point.setting} K_t={point.participants}: {mean:.3f} ± {std:.3f} recorded, "
+            f"{point.method} {point.setting} K_t={point.participants}: {mean:.3f} ± {std:.3f} "
+            "recorded, "
             f"{now[0]:.3f} ± {now[1]:.3f} now, {apart:.2f} standard errors apart",
             flush=True,
         )

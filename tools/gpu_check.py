@@ -1,4 +1,4 @@
-"""One script for a bare CUDA machine: tests, a point of every chapter, the bench, and the saturation curve.
+"""One script for a bare CUDA machine: tests, a point of every chapter, the bench, saturation.
 
 No Jupyter is needed. Every part writes what it has as it goes, and a part that fails does not stop
 the next. Run with ``make gpu-check PYTHON=…`` or ``python -m tools.gpu_check [--out folder]``.
@@ -50,7 +50,7 @@ def bench(out: Path) -> None:
 
 
 def saturation(out: Path) -> None:
-    """Time the private engine on the device over the number of clients, all stacked, in one round each."""
+    """Time the private engine on the device, all clients stacked in one round, by their number."""
     from tools.bench import PRIVATE, WORKLOADS
 
     rows, device = [], pick_device("cuda")

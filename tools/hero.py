@@ -1,4 +1,4 @@
-"""The book's first picture, drawn anew by ``python -m tools.hero``: on MNIST, or on Digits where MNIST is not."""
+"""The book's first picture, by ``python -m tools.hero``: on MNIST, or else on Digits."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from fl_privacy_lib.reproduction.paths import ROOT, data_root, decoded_cache
 
 
 def draw_hero(path: Path = ROOT / "book" / "images" / "hero.png", seed: int = 0) -> Path:
-    """Attack eight gradients without a defence and under Fed-CDP, draw what comes back, and write the picture."""
+    """Attack eight gradients without a defence and under Fed-CDP, and draw what comes back."""
     figures.use_style()
     name = first_available(["mnist", "digits"], data_root())
     data = load(name, data_root(), decoded_cache())

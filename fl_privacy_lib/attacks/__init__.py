@@ -1,4 +1,4 @@
-"""Attacks on what stands at a tap: reconstruction by gradient matching, and labels from the last layer."""
+"""Attacks on what stands at a tap: images by gradient matching, labels from the last layer."""
 
 from fl_privacy_lib.attacks.labels import infer_labels
 from fl_privacy_lib.attacks.published import PUBLISHED

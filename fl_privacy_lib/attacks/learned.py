@@ -1,4 +1,4 @@
-"""The learned attacker: a network that was taught, on public images, to read an image off a defended gradient.
+"""The learned attacker: a network, trained on public images, reads images off defended gradients.
 
 It searches for nothing. It passes gradients of public images through the very rule that the client
 uses, noise and all, and fits a network from what comes out to the image. So the noise is part of
@@ -6,22 +6,20 @@ what it learns from.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fl_privacy_lib._checks import InputError, in_range, positive, whole_number
-from fl_privacy_lib.attacks.objective import as_gradient
+from fl_privacy_lib._checks import in_range, positive, refuse, whole_number
+from fl_privacy_lib.attacks.inverter import LearnedInverter, flat
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.gradients import example_gradients
-from fl_privacy_lib.federated.participation import Observation
 from fl_privacy_lib.models import Parameters
 
 CHUNK = 256  # public images whose gradients are held at once: 17 MB for the attacked LeNet
@@ -61,23 +59,16 @@ class LearnedAttack:
     def __post_init__(self) -> None:
         positive(learning_rate=self.learning_rate, floor=self.floor)
         in_range(1e-9, 1 - 1e-9, held_out=self.held_out)
-        counts = {
-            "public_images": LEAST,
-            "projection": 1,
-            "views": 1,
-            "hidden": 1,
-            "epochs": 1,
-            "batch": 1,
-            "seed": 0,
-        }
-        for name, least in counts.items():
-            whole_number(least, **{name: getattr(self, name)})
+        whole_number(LEAST, public_images=self.public_images)
+        whole_number(0, seed=self.seed)
+        for name in ("projection", "views", "hidden", "epochs", "batch"):
+            whole_number(1, **{name: getattr(self, name)})
 
 
 def _network(
     features: int, hidden: int, mean: torch.Tensor, generator: torch.Generator
 ) -> nn.Sequential:
-    """Return the untrained network from features [n, p] to images [n, C, H, W] in [0, 1]: it gives the mean image."""
+    """Return the untrained network, features [n, p] → images [n, C, H, W]: the mean image."""
     # skip_init, since a layer's own initialisation would draw from the global generator
     inner, outer = (
         nn.utils.skip_init(nn.Linear, *size, device=mean.device, dtype=mean.dtype)
@@ -91,112 +82,6 @@ def _network(
     return nn.Sequential(inner, nn.ReLU(), outer, nn.Sigmoid(), nn.Unflatten(1, mean.shape))
 
 
-@dataclass(frozen=True, eq=False)
-class LearnedInverter:
-    """A trained attacker: observations in, images out.
-
-    Attributes
-    ----------
-    settings : LearnedAttack
-    weights, defense, batch_size, round : what it was trained for; other observations are refused
-    projection, centre : [d, p], [p], from a gradient to features
-    network : from features to images
-    public_images, views : how many were used
-    held_out_mse : [epochs + 1], on public images that were not fitted; first that of the mean image
-    """
-
-    settings: LearnedAttack
-    weights: Parameters
-    defense: dict[str, Any]
-    batch_size: int
-    round: int
-    projection: torch.Tensor
-    centre: torch.Tensor
-    network: nn.Module
-    public_images: int
-    views: int
-    held_out_mse: tuple[float, ...]
-
-    def __call__(self, observations: Sequence[Observation]) -> torch.Tensor:
-        """Return images [V, 1, C, H, W] in [0, 1]: the first example of each observation.
-
-        A gradient that holds no numbers is read as the average gradient.
-
-        Raises
-        ------
-        InputError
-            Unless each was read at the tap ``example``, at the weights, round, batch size and
-            defence of the training.
-        """
-        if not observations:
-            raise InputError("there are no observations: give at least one, of the tap 'example'.")
-        for observation in observations:
-            self._check(observation)
-        seen = [as_gradient(observation) for observation in observations]
-        rows = _flat(
-            {name: torch.stack([g[name] for g in seen]) for name in self.weights}
-        )  # [V, d]
-        features = rows @ self.projection - self.centre
-        sound = torch.isfinite(features).all(1, keepdim=True)
-        with torch.no_grad():
-            return self.network(torch.where(sound, features, 0.0))[:, None]
-
-    def _check(self, observation: Observation) -> None:
-        stage, weights, own = observation.tap.stage, observation.weights, self.weights
-        if stage != "example":
-            raise InputError(
-                f"the learned attacker reads the tap 'example', but an observation is of {stage!r}."
-            )
-        if weights.keys() != own.keys() or any(
-            not torch.equal(w, weights[name]) for name, w in own.items()
-        ):
-            raise InputError(
-                "an observation was made at other weights than the training's: train at its weights."
-            )
-        if observation.defense != self.defense:
-            raise InputError(
-                f"an observation's defence is not the training's, {self.defense}: train under its own."
-            )
-        found, known = (
-            (observation.batch_size, observation.tap.round),
-            (self.batch_size, self.round),
-        )
-        if found != known:
-            raise InputError(
-                f"an observation has (batch size, round) = {found}: train for these, not for {known}."
-            )
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return (what the attacker knows, how much of it) for a printed table, as `Knowledge.describe` does."""
-        stages = ", ".join(
-            f"{stage}: {value}" for stage, value in self.defense.items() if stage != "name"
-        )
-        return [
-            ("reads", "one observation at the tap 'example'"),
-            ("weights", "of the model, at the observation"),
-            ("batch size", str(self.batch_size)),
-            ("labels", "not needed; those of the public images"),
-            ("defence", str(self.defense["name"]) + (f" ({stages})" if stages else "")),
-            (
-                "replays it",
-                f"yes, with noise drawn afresh: {self.views} view(s) of every public image",
-            ),
-            (
-                "public data",
-                f"{self.public_images} labelled images of the victims' distribution, no victim among them",
-            ),
-            ("truth", "unknown"),
-        ]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{what:>15}: {value}" for what, value in self.describe())
-
-
-def _flat(gradients: Gradient) -> torch.Tensor:
-    """Return tensors [n, …] as rows [n, d], in their order."""
-    return torch.cat([g.flatten(1) for g in gradients.values()], 1)
-
-
 @dataclass(frozen=True)
 class _Route:
     """The client's own route up to the tap ``example``, walked with public images."""
@@ -205,33 +90,34 @@ class _Route:
     weights: Parameters
     batch_size: int
     round: int
+    generator: torch.Generator  # of every draw of the training, the defence's included
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradient]:
         """Yield gradients [n, …] of the images, chunk by chunk, in whole batches."""
         size = max(1, CHUNK // self.batch_size) * self.batch_size
-        stacked = {name: w[None] for name, w in self.weights.items()}
-        for several in zip(x.split(size), y.split(size), strict=True):
-            gradients = example_gradients(self.model, stacked, several[0][None], several[1][None])
+        weights = {name: w[None] for name, w in self.weights.items()}
+        for images, labels in zip(x.split(size), y.split(size), strict=True):
+            gradients = example_gradients(self.model, weights, images[None], labels[None])
             yield {name: g[0] for name, g in gradients.items()}
 
-    def seen(
-        self, gradients: Gradient, defense: Defense, generator: torch.Generator
-    ) -> torch.Tensor:
-        """Return what stands at the tap, [n, d], for gradients [n, …]; every batch is a client of its own."""
+    def seen(self, gradients: Gradient, defense: Defense) -> torch.Tensor:
+        """Return what stands at the tap, [n, d], for gradients [n, …]; every batch is a client."""
         clients = len(next(iter(gradients.values()))) // self.batch_size
-        own = {name: g.unflatten(0, (clients, self.batch_size)) for name, g in gradients.items()}
-        share = torch.full((clients,), 1 / clients)
-        state = defense.initial_state() if defense.initial_state else {}
-        ctx = ClientContext(self.round, range(clients), (generator,) * clients, share, state)
-        ctx.batch_size, ctx.model, ctx.norms = (
-            self.batch_size,
-            self.model,
-            layer_norms(own, leading=2),
+        values = {name: g.unflatten(0, (clients, self.batch_size)) for name, g in gradients.items()}
+        ctx = ClientContext(
+            self.round,
+            range(clients),
+            (self.generator,) * clients,
+            torch.full((clients,), 1 / clients),
+            defense.initial_state() if defense.initial_state else {},
+            batch_size=self.batch_size,
+            model=self.model,
+            norms=layer_norms(values, leading=2),
         )
         if defense.begin_client:
             defense.begin_client(ctx)
-        own = defense.reach("example", own, ctx, 1.0)
-        return _flat({name: g.flatten(0, 1) for name, g in own.items()})
+        values = defense.reach("example", values, ctx, 1.0)
+        return flat({name: g.flatten(0, 1) for name, g in values.items()})
 
 
 def train(
@@ -272,15 +158,13 @@ def train(
     order = torch.randperm(len(x), generator=generator, device=x.device)
     x, y = x[order], y[order]
     fitted = len(x) - max(1, int(settings.held_out * len(x) / batch_size)) * batch_size
-    route = _Route(model, weights, batch_size, round)
-    basis = _basis(route, defense, x[:fitted], y[:fitted], settings.projection, generator)  # [d, p]
-    views = _views(route, defense, x, y, basis, settings.views, generator)  # [views, n, p]
+    route = _Route(model, weights, batch_size, round, generator)
+    basis = _basis(route, defense, x[:fitted], y[:fitted], settings.projection)  # [d, p]
+    views = _views(route, defense, x, y, basis, settings.views)  # [views, n, p]
     axes, centre = _whitening(views[:, :fitted].flatten(0, 1), settings.floor)
     network, errors = _fit(views @ axes - centre, x, fitted, settings, generator)
-    known = {name: w.detach().clone() for name, w in weights.items()}
     return LearnedInverter(
-        settings,
-        known,
+        {name: w.detach().clone() for name, w in weights.items()},
         defense.public(),
         batch_size,
         round,
@@ -298,39 +182,30 @@ def _usable(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the public images and labels that are used, a whole number of batches."""
     positive(batch_size=batch_size)
-    if x.dim() != 4 or y.shape != x.shape[:1]:
-        raise InputError(
-            f"public images {list(x.shape)} and labels {list(y.shape)} must be [n, C, H, W] and [n]."
-        )
     count = min(len(x), most) // batch_size * batch_size
     least = max(LEAST, 2 * batch_size)  # a batch to fit and a batch to hold out
-    if count < least:
-        raise InputError(
-            f"{min(len(x), most)} public images are too few to learn from: give at least {least}."
-        )
-    in_range(
-        0,
-        1,
-        **{"the least public pixel": float(x.min()), "the greatest public pixel": float(x.max())},
+    refuse(
+        {
+            f"public images {list(x.shape)} and labels {list(y.shape)} must be [n, C, H, W] and "
+            "[n].": x.dim() != 4 or y.shape != x.shape[:1],
+            f"{min(len(x), most)} public images are too few to learn from: give at least "
+            f"{least}.": count < least,
+        }
     )
+    pixels = {"the least public pixel": x.min(), "the greatest public pixel": x.max()}
+    in_range(0, 1, **{name: float(value) for name, value in pixels.items()})
     return x[:count], y[:count]
 
 
 def _basis(
-    route: _Route,
-    defense: Defense,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    size: int,
-    generator: torch.Generator,
+    route: _Route, defense: Defense, x: torch.Tensor, y: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Return p orthonormal columns [d, p]: random mixtures of the defence's outputs without their noise."""
+    """Return p orthonormal columns [d, p]: random mixtures of the outputs without their noise."""
     mixed: torch.Tensor | float = 0.0
     for gradients in route.gradients(x, y):
-        rows = route.seen(gradients, defense.noiseless(), generator)  # [n, d]
-        shares = torch.randn(
-            len(rows), min(size, len(x), rows.shape[1]), generator=generator, device=x.device
-        )
+        rows = route.seen(gradients, defense.noiseless())  # [n, d]
+        mixtures = len(rows), min(size, len(x), rows.shape[1])
+        shares = torch.randn(mixtures, generator=route.generator, device=x.device)
         mixed = mixed + rows.T @ shares.to(rows)
     return torch.linalg.qr(mixed)[0]
 
@@ -342,22 +217,22 @@ def _views(
     y: torch.Tensor,
     basis: torch.Tensor,
     views: int,
-    generator: torch.Generator,
 ) -> torch.Tensor:
-    """Return features [views, n, p], each view with noise of its own; one view if the defence draws nothing."""
-    found: list[torch.Tensor] = []
+    """Return features [views, n, p], each view with its own noise; one if nothing is drawn."""
+    chunks: list[torch.Tensor] = []
     for gradients in route.gradients(x, y):
-        several = torch.stack(
-            [route.seen(gradients, defense, generator) @ basis for _ in range(views)]
-        )
-        if not found and all(torch.equal(one, several[0]) for one in several[1:]):
-            views, several = 1, several[:1]
-        found.append(several)
-    return torch.cat(found, 1)
+        seen = [route.seen(gradients, defense) @ basis for _ in range(views)]
+        if not chunks and all(torch.equal(view, seen[0]) for view in seen):
+            views, seen = 1, seen[:1]
+        chunks.append(torch.stack(seen))
+    return torch.cat(chunks, 1)
 
 
 def _whitening(features: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return axes [p, p] and centre [p]: ``features @ axes - centre`` has mean 0, uncorrelated, variance at most 1."""
+    """Return axes [p, p] and centre [p].
+
+    ``features @ axes - centre`` has mean 0 and is uncorrelated, of variance at most 1.
+    """
     variances, axes = torch.linalg.eigh(torch.cov(features.T, correction=0))
     axes = axes / (variances.clamp_min(0) + floor * variances.mean() + 1e-12).sqrt()
     return axes, features.mean(0) @ axes
@@ -370,23 +245,21 @@ def _fit(
     settings: LearnedAttack,
     generator: torch.Generator,
 ) -> tuple[nn.Module, tuple[float, ...]]:
-    """Return the network of the best epoch, and the held-out mean squared error before and after every epoch."""
+    """Return the network of the best epoch, and the held-out error before and after every epoch."""
     network = _network(views.shape[-1], settings.hidden, x[:fitted].mean(0), generator)
     optimiser = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, settings.epochs)
 
     def held_out() -> float:
         with torch.no_grad():
-            return float(
-                sum(F.mse_loss(network(v), x[fitted:]) for v in views[:, fitted:]) / len(views)
-            )
+            errors = [F.mse_loss(network(view), x[fitted:]) for view in views[:, fitted:]]
+        return float(sum(errors) / len(views))
 
     errors, best = [held_out()], copy.deepcopy(network.state_dict())
     for epoch in range(settings.epochs):
         features = views[epoch % len(views)]
-        for rows in torch.randperm(fitted, generator=generator, device=x.device).split(
-            settings.batch
-        ):
+        order = torch.randperm(fitted, generator=generator, device=x.device)
+        for rows in order.split(settings.batch):
             optimiser.zero_grad()
             F.mse_loss(network(features[rows]), x[rows]).backward()
             optimiser.step()

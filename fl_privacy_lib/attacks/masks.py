@@ -1,4 +1,4 @@
-"""Which coordinates of an observed gradient an attacker leaves out, because it can tell that they were touched."""
+"""Which coordinates of an observed gradient an attacker leaves out, since they were touched."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ EXCESS = 9.0  # times the usual squared deviation: three times the usual size
 
 @dataclass(frozen=True)
 class Usual:
-    """What gradients look like at a victim's weights, found with images of the attacker's own.
+    """What gradients of the attacker's own images look like at a victim's weights.
 
     Attributes
     ----------
@@ -22,6 +22,18 @@ class Usual:
 
     mean: Gradient
     square: Gradient
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor [rows, …] as [rows, size]; [rows] has size 1."""
+    return tensor[..., None].flatten(1)
+
+
+def masked(gradient: Gradient, trusted: Gradient | None) -> Gradient:
+    """Return a gradient with zeros where it is not trusted; None trusts all of it."""
+    if trusted is None:
+        return gradient
+    return {name: g * trusted[name] for name, g in gradient.items()}
 
 
 def untouched(targets: Gradient, kind: str, usual: Usual | None = None) -> Gradient | None:
@@ -50,13 +62,15 @@ def untouched(targets: Gradient, kind: str, usual: Usual | None = None) -> Gradi
     if kind == "zeros":
         return {name: t != 0 for name, t in targets.items()}
     assert usual is not None
-    return {name: _quiet(t - usual.mean[name], usual.square[name]) for name, t in targets.items()}
+    return {
+        name: _is_usual(t - usual.mean[name], usual.square[name]) for name, t in targets.items()
+    }
 
 
-def _quiet(off: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the shape of one tensor [rows, …], from its deviations and their usual squares."""
-    flat, usual = off[..., None].flatten(1), square[..., None].flatten(1)  # [rows, size]
+def _is_usual(deviation: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+    """Return a mask [rows, …] for one tensor, from its deviations and their usual squares."""
+    flat, usual = rows_of(deviation), rows_of(square)  # [rows, size]
     block = torch.arange(flat.shape[1], device=flat.device) // BLOCK  # [size]
-    total = flat.new_zeros(len(flat), int(block[-1]) + 1)
-    found, expected = total.index_add(1, block, flat.square()), total.index_add(1, block, usual)
-    return (found <= EXCESS * expected)[:, block].view_as(off)
+    zeros = flat.new_zeros(len(flat), int(block[-1]) + 1)
+    total, expected = zeros.index_add(1, block, flat.square()), zeros.index_add(1, block, usual)
+    return (total <= EXCESS * expected)[:, block].view_as(deviation)

@@ -1,5 +1,6 @@
 """What an attack minimises: the distance between the observed gradient and a replayed one."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.attacks.masks import masked, rows_of
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import ClientContext
@@ -50,60 +51,46 @@ def replay(observation: Observation, aware: bool) -> Replay:
     function of example gradients [rows, batch, …], giving tensors [rows, …] on the scale of
     `as_gradient`; a row takes the place of a client
     """
-    known: dict[str, Any] = observation.defense
-    defense = Defense(**known).noiseless() if aware else Defense("non_private")
-    stage = observation.tap.stage
-    if stage == "aggregate":
-        raise InputError(
-            "an aggregate mixes clients; a reconstruction reads example, batch, update or received."
-        )
-    step = -observation.local_lr * observation.local_iterations
+    public: dict[str, Any] = observation.defense
+    defense = Defense(**public).noiseless() if aware else Defense("non_private")
+    tap, step = observation.tap, -observation.local_lr * observation.local_iterations
 
-    def view(gradients: Gradient) -> Gradient:
+    def replayed(gradients: Gradient) -> Gradient:
         batch_size = next(iter(gradients.values())).shape[1]
-        ctx = ClientContext(
-            observation.tap.round, (observation.tap.client,), (), batch_size=batch_size
-        )
-        values = defense.reach(stage, gradients, ctx, step)
-        if stage == "example":
+        ctx = ClientContext(tap.round, (tap.client,), (), batch_size=batch_size)
+        values = defense.reach(tap.stage, gradients, ctx, step)
+        if tap.stage == "example":
             return {name: g.mean(1) for name, g in values.items()}
-        return values if stage == "batch" else {name: u / step for name, u in values.items()}
+        return values if tap.stage == "batch" else {name: u / step for name, u in values.items()}
 
-    return view
+    return replayed
 
 
-def _dots(seen: Gradient, target: Gradient) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ⟨seen, target⟩, ⟨seen, seen⟩ and ⟨target, target⟩ of each tensor, row by row: [tensors, rows]."""
-    pairs = [
-        (seen[name][..., None].flatten(1), t[..., None].flatten(1)) for name, t in target.items()
-    ]
-    products = [(s * t, s * s, t * t) for s, t in pairs]
-    inner, own, its = (
-        torch.stack([p.sum(1) for p in part]) for part in zip(*products, strict=True)
-    )
-    return inner, own, its
+def _dot(one: Gradient, other: Gradient) -> torch.Tensor:
+    """Return the inner product of each tensor, row by row: [tensors, rows]."""
+    return torch.stack([(rows_of(one[name]) * rows_of(o)).sum(1) for name, o in other.items()])
 
 
 def _squared(seen: Gradient, target: Gradient) -> torch.Tensor:
-    parts = [(seen[name] - t)[..., None].flatten(1).square().sum(1) for name, t in target.items()]
+    parts = [rows_of(seen[name] - t).square().sum(1) for name, t in target.items()]
     return torch.stack(parts).sum(0)
 
 
 def _relative(seen: Gradient, target: Gradient) -> torch.Tensor:
-    return _squared(seen, target) / _dots(target, target)[0].sum(0)
+    return _squared(seen, target) / _dot(target, target).sum(0)
 
 
 def _cosine(seen: Gradient, target: Gradient) -> torch.Tensor:
-    inner, own, its = (part.sum(0) for part in _dots(seen, target))
-    return 1 - inner / (own * its).clamp_min(1e-30).sqrt()
+    inner = _dot(seen, target).sum(0)
+    squares = _dot(seen, seen).sum(0) * _dot(target, target).sum(0)
+    return 1 - inner / squares.clamp_min(1e-30).sqrt()
 
 
 def _layer_cosine(seen: Gradient, target: Gradient) -> torch.Tensor:
-    inner, own, its = _dots(seen, target)  # [tensors, rows]
-    known = its > 0  # a tensor of which nothing is seen has no direction
-    return (torch.where(known, 1 - inner / (own * its).clamp_min(1e-30).sqrt(), 0.0)).sum(
-        0
-    ) / known.sum(0)
+    size = _dot(target, target)  # [tensors, rows]
+    cosine = _dot(seen, target) / (_dot(seen, seen) * size).clamp_min(1e-30).sqrt()
+    known = size > 0  # a tensor of which nothing is seen has no direction
+    return torch.where(known, 1 - cosine, 0.0).sum(0) / known.sum(0)
 
 
 DISTANCES: dict[str, Callable[[Gradient, Gradient], torch.Tensor]] = {
@@ -125,7 +112,7 @@ layer_cosine : the mean over tensors of one minus their own cosine; no tensor's 
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Return the mean absolute difference of neighbours down plus that of neighbours across, by row.
+    """Return the mean absolute difference of neighbours down plus that across, by row.
 
     Parameters
     ----------
@@ -159,31 +146,27 @@ class Evidence:
     weights : tensors […] shared by all rows, or [rows, …]
     shared : which of both
     targets : tensors [rows, …], what was seen, as gradients
-    view : what is done to the dummies' gradients, see `replay`
+    replay : what is done to the dummies' gradients, see the function `replay`
     trusted : tensors [rows, …] of bool, the coordinates that count; None for all
     """
 
     weights: Parameters
     shared: bool
     targets: Gradient
-    view: Replay
+    replay: Replay
     trusted: Gradient | None = None
 
     def of(self, rows: torch.Tensor) -> "Evidence":
         """Return the evidence of these rows, a row as often as it is named."""
-        weights = (
-            self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
-        )
-        targets = {name: t[rows] for name, t in self.targets.items()}
-        trusted = (
-            None if self.trusted is None else {name: t[rows] for name, t in self.trusted.items()}
-        )
-        if trusted is not None:
-            targets = {name: t * trusted[name] for name, t in targets.items()}
+        weights = self.weights if self.shared else _select(self.weights, rows)
+        trusted = None if self.trusted is None else _select(self.trusted, rows)
+        targets = masked(_select(self.targets, rows), trusted)
         return replace(self, weights=weights, targets=targets, trusted=trusted)
 
     def seen(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Gradient:
-        """Return what would be seen of dummies [rows, B, …] with labels [rows, B] or [rows, B, classes].
+        """Return what would be seen of dummies [rows, B, …].
+
+        Their labels are [rows, B] or, soft, [rows, B, classes].
 
         With weights of their own the rows are clients. With shared ones all images are examples of
         one client, which leaves the network's forward pass a single call: several times faster.
@@ -191,17 +174,15 @@ class Evidence:
         if not self.shared:
             dummies = example_gradients(model, self.weights, images, labels)
         else:
-            own = {name: w[None] for name, w in self.weights.items()}
-            flat = example_gradients(
-                model, own, images.flatten(0, 1)[None], labels.flatten(0, 1)[None]
-            )
-            dummies = {name: g[0].unflatten(0, images.shape[:2]) for name, g in flat.items()}
-        seen = self.view(dummies)
-        return (
-            seen
-            if self.trusted is None
-            else {name: g * self.trusted[name] for name, g in seen.items()}
-        )
+            weights = {name: w[None] for name, w in self.weights.items()}
+            x, y = images.flatten(0, 1)[None], labels.flatten(0, 1)[None]
+            gradients = example_gradients(model, weights, x, y)
+            dummies = {name: g[0].unflatten(0, images.shape[:2]) for name, g in gradients.items()}
+        return masked(self.replay(dummies), self.trusted)
+
+
+def _select(gradient: Gradient, rows: torch.Tensor) -> Gradient:
+    return {name: t[rows] for name, t in gradient.items()}
 
 
 def matching_objective(
@@ -214,7 +195,7 @@ def matching_objective(
     distance: str = "squared",
     tv: float = 0.0,
 ) -> Callable[[torch.Tensor], Evaluate]:
-    """Return the objective of an attack: distances summed over all observations, plus a prior on images.
+    """Return an attack's objective: distances summed over observations, plus a prior on images.
 
     Parameters
     ----------
@@ -230,7 +211,7 @@ def matching_objective(
     ``bind(rows)`` → ``evaluate(x [rows, B·pixels (+ B·classes)])`` → objective [rows], gradient
     [rows, n]
     """
-    measure, pixels = DISTANCES[distance], batch_size * int(torch.tensor(shape).prod())
+    distance_of, pixels = DISTANCES[distance], batch_size * math.prod(shape)
 
     def bind(rows: torch.Tensor) -> Evaluate:
         chosen = [e.of(rows) for e in evidence]
@@ -242,9 +223,8 @@ def matching_objective(
             y = known
             if y is None:
                 y = torch.softmax(x[:, pixels:].reshape(len(x), batch_size, -1), -1)
-            value = torch.stack([measure(e.seen(model, images, y), e.targets) for e in chosen]).sum(
-                0
-            )
+            distances = [distance_of(e.seen(model, images, y), e.targets) for e in chosen]
+            value = torch.stack(distances).sum(0)
             if tv:
                 value = value + tv * total_variation(images)
             # rows share no operation, so the slope of their sum is the slope of each

@@ -5,9 +5,8 @@ from scipy.optimize import linear_sum_assignment
 
 from fl_privacy_lib.attacks.settings import Attack
 
-FAR = (
-    1e3  # only so far may a pixel leave [0, 1] before a sigmoid is flat and no gradient leads back
-)
+# Only so far may a pixel leave [0, 1] before a sigmoid is flat and no gradient leads back.
+FAR = 1e3
 
 
 class Progress:
@@ -25,68 +24,64 @@ class Progress:
     def __init__(
         self, x: torch.Tensor, attack: Attack, pixels: int, truth: torch.Tensor | None = None
     ) -> None:
-        rows, device = len(x), x.device
         self.attack, self.pixels, self.truth = attack, pixels, truth
         self.best_x = x.clone()
-        self.score = torch.full(
-            (rows,), torch.inf, device=device
-        )  # what chooses the best: objective, or distance
-        self.least = torch.full((rows,), torch.inf, device=device)  # least objective so far
+        self.score = torch.full((len(x),), torch.inf, device=x.device)  # objective, or distance
+        self.least = self.score.clone()  # least objective so far
         self.trace: list[torch.Tensor] = []  # that, one entry an iteration
-        self.iterations = torch.zeros(rows, dtype=torch.long, device=device)
-        self.status = ["budget"] * rows
-        self.restarts = torch.zeros(rows, dtype=torch.long, device=device)
-        self.since = torch.zeros(
-            rows, dtype=torch.long, device=device
-        )  # iteration of the row's last start
+        self.iterations = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        self.restarts = torch.zeros_like(self.iterations)
+        self.since = torch.zeros_like(self.iterations)  # iteration of the row's last start
+        self.status = ["budget"] * len(x)
 
     def update(
         self, rows: torch.Tensor, loss: torch.Tensor, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take in one iteration and return masks over `rows`: which are finished, which need a new start."""
+        """Take in one iteration of `rows`.
+
+        Parameters
+        ----------
+        rows : [n], positions of the rows that are still running
+        loss, x : [n], [n, coordinates], their objectives and points
+
+        Returns
+        -------
+        masks over `rows`: which are finished, which need a new start
+        """
         iteration = len(self.trace) + 1
         finite = torch.isfinite(loss) & torch.isfinite(x).all(1)
         score = loss if self.truth is None else self._distance(rows, x)
         better = finite & (score < self.score[rows])
-        self.score[rows[better]], self.best_x[rows[better]] = (
-            score[better].to(self.score),
-            x[better].to(self.best_x),
-        )
-        self.least[rows] = torch.where(
-            finite & (loss < self.least[rows]), loss.to(self.least), self.least[rows]
-        )
+        self.score[rows[better]] = score[better].to(self.score)
+        self.best_x[rows[better]] = x[better].to(self.best_x)
+        least = torch.where(finite, loss, torch.inf).to(self.least)
+        self.least[rows] = torch.minimum(self.least[rows], least)
         self.iterations[rows] = iteration
         self.trace.append(self.least.clone())
         window, fraction = self.attack.stall
+        before = self.trace[max(0, iteration - 1 - window)][rows]
         converged = self.least[rows] < self.attack.stop_loss
         lost = ~finite | (x[:, : self.pixels].abs().amax(1) > FAR)
-        spent = self.restarts[rows] >= self.attack.restarts
-        old_enough = iteration - self.since[rows] > window
-        before = self.trace[max(0, iteration - 1 - window)][rows]
-        stalled = old_enough & ~(self.least[rows] < (1 - fraction) * before) & ~lost
-        reasons = (
-            ("converged", converged),
-            ("diverged", lost & spent & ~converged),
-            ("stalled", stalled & ~converged),
-        )
-        for word, mask in reasons:
+        diverged = lost & (self.restarts[rows] >= self.attack.restarts)
+        stalled = ~lost & (iteration - self.since[rows] > window)
+        stalled &= ~(self.least[rows] < (1 - fraction) * before)
+        # the last word counts
+        for word, mask in (("stalled", stalled), ("diverged", diverged), ("converged", converged)):
             for row in rows[mask].tolist():
                 self.status[row] = word
-        done = converged | (lost & spent) | stalled | self._decided(rows, converged)
+        done = converged | diverged | stalled
+        if (
+            self.truth is None
+        ):  # another try of the victim has converged; an oracle may like it less
+            victims = rows // self.attack.tries
+            done |= torch.isin(victims, victims[converged])
         again = lost & ~done
         self.restarts[rows[again]] += 1
         self.since[rows[again]] = iteration
         return done, again
 
-    def _decided(self, rows: torch.Tensor, converged: torch.Tensor) -> torch.Tensor:
-        """Return which rows need not go on, because another try of the same victim has converged."""
-        if self.truth is not None:  # an oracle may still like one of them better
-            return converged
-        victims = rows // self.attack.tries
-        return torch.isin(victims, victims[converged])
-
     def _distance(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the squared distance of each row's images from the truth, in the order that fits best."""
+        """Return the squared distance of each row's images from the truth, in the best order."""
         assert self.truth is not None
         truth = self.truth.flatten(2).to(x)[rows // self.attack.tries]  # [rows, B, n]
         images = x[:, : self.pixels].reshape(truth.shape).nan_to_num(0.0).clamp(0, 1)

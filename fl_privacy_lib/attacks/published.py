@@ -1,4 +1,4 @@
-"""The published attacks, as settings of the one routine. Every setting can be overridden by its name."""
+"""The published attacks, as settings of the one routine; any can be overridden by its name."""
 
 from dataclasses import fields
 from typing import Any
@@ -12,7 +12,8 @@ def _attack(published: dict[str, Any], overrides: dict[str, Any]) -> Attack:
     for name in overrides:
         if name not in names:
             raise InputError(
-                f"an attack has no setting {name!r}{nearest(name, names)}; it has {', '.join(names)}."
+                f"an attack has no setting {name!r}{nearest(name, names)}; it has "
+                f"{', '.join(names)}."
             )
     return Attack(**published | overrides)
 
@@ -51,7 +52,7 @@ def cpl(start: str = "patterned", **settings: Any) -> Attack:
 
 
 def grad_inversion(**settings: Any) -> Attack:
-    """Return GradInv: cosine distance, total variation, signed Adam with steps of 0.1 in the box [0, 1].
+    """Return GradInv: cosine distance, total variation, signed Adam in the box [0, 1].
 
     240 iterations of 20 steps are its 4,800. The papers' counts of its iterations are counts of
     steps. It never stops before its budget ends.
@@ -59,22 +60,24 @@ def grad_inversion(**settings: Any) -> Attack:
     Source: Geiping et al., Inverting Gradients, NeurIPS 2020, and its released code: 4,800 steps,
     the rate falls to a tenth at 3/8, 5/8 and 7/8, total variation × 1e-4, normal start.
     """
-    published = {
-        "start": "normal",
-        "optimiser": "signed_adam",
-        "learning_rate": 0.1,
-        "max_iterations": 240,
-        "decay": True,
-        "box": True,
-        "objective": "cosine",
-        "tv": 1e-4,
-        "stall": (240, 0.0),
-    }
-    return _attack(published, settings)
+    return _attack(
+        {
+            "start": "normal",
+            "optimiser": "signed_adam",
+            "learning_rate": 0.1,
+            "max_iterations": 240,
+            "decay": True,
+            "box": True,
+            "objective": "cosine",
+            "tv": 1e-4,
+            "stall": (240, 0.0),
+        },
+        settings,
+    )
 
 
 def dga(**settings: Any) -> Attack:
-    """Return the compensation paper's "deep gradient attack": DLG with a known label and 500 iterations.
+    """Return the compensation paper's "deep gradient attack": DLG with a known label.
 
     Source: Wang et al., Protect Privacy from Gradient Leakage Attack in Federated Learning, INFOCOM
     2022, section VI: one image a batch, its label known.
@@ -83,24 +86,26 @@ def dga(**settings: Any) -> Attack:
 
 
 def gia(**settings: Any) -> Attack:
-    """Return the compensation paper's "gradient inversion attack": cosine, total variation and plain Adam.
+    """Return the compensation paper's "gradient inversion attack": GradInv with plain Adam.
 
     50 iterations of 20 steps are its 1,000.
 
     Source: Wang et al., INFOCOM 2022, section VI (1,000 iterations, label known), and its released
     code: rate 0.1, total variation × 1e-4, gradients unsigned, no box, 800 iterations.
     """
-    published = {
-        "start": "normal",
-        "label_rule": "given",
-        "optimiser": "adam",
-        "learning_rate": 0.1,
-        "max_iterations": 50,
-        "objective": "cosine",
-        "tv": 1e-4,
-        "stall": (50, 0.0),
-    }
-    return _attack(published, settings)
+    return _attack(
+        {
+            "start": "normal",
+            "label_rule": "given",
+            "optimiser": "adam",
+            "learning_rate": 0.1,
+            "max_iterations": 50,
+            "objective": "cosine",
+            "tv": 1e-4,
+            "stall": (50, 0.0),
+        },
+        settings,
+    )
 
 
 PUBLISHED = {

@@ -1,5 +1,6 @@
-"""Reconstruction by gradient matching, for many victims and tries in one call. Taught in notebooks 01 and 02."""
+"""Reconstruction by gradient matching, for many victims and tries in one call."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import refuse
 from fl_privacy_lib.attacks.evidence import (
     Seen,
     check_observations,
@@ -102,9 +103,7 @@ def reconstruct(
     known = labels_of(seen, model, shape, batch_size, attack, labels)
     _check_truth(truth, attack, (len(seen), batch_size, *shape))
     columns = zip(*seen, strict=True)
-    evidence = [
-        gather(model, column, known, batch_size, shape, attack, trusted) for column in columns
-    ]
+    evidence = [gather(model, column, known, shape, attack, trusted) for column in columns]
     objective = matching_objective(
         model,
         evidence,
@@ -116,23 +115,16 @@ def reconstruct(
     )
     classes = classes_of(model, seen[0][0], shape) if known is None else 0
     run = _Run(attack, shape, batch_size, classes, plausible_rows(evidence, known), truth)
-    progress, snapshot_of = run.minimise(objective, snapshots, on_iteration)
-    best, first = run.best(progress), seen[0][0]
-    rule = attack.label_rule if labels is None else "given"
-    mask = (
-        attack.mask
-        if trusted is None
-        else "given"
-        if attack.mask == "none"
-        else f"{attack.mask} and given"
-    )
+    images_at = run.minimise(objective, snapshots, on_iteration)
+    best, first, progress = run.best(), seen[0][0], run.progress
+    mask = attack.mask if trusted is None else f"{attack.mask} and given".removeprefix("none and ")
     knowledge = Knowledge(
         first.tap.stage,
         len(seen[0]),
         batch_size,
         first.local_iterations,
         first.local_lr,
-        rule,
+        attack.label_rule if labels is None else "given",
         first.defense,
         attack.clip_aware,
         mask,
@@ -140,29 +132,28 @@ def reconstruct(
         truth is not None,
     )
     return Reconstruction(
-        run.images(progress),
-        run.labels(progress) if known is None else known,
+        run.images(),
+        run.labels() if known is None else known,
         progress.least[best],
         progress.iterations[best],
         [progress.status[row] for row in best.tolist()],
         knowledge,
-        snapshot_of,
+        images_at,
     )
 
 
-def _check_truth(truth: torch.Tensor | None, attack: Attack, shape: tuple[int, ...]) -> None:
-    if attack.select == "oracle" and truth is None:
-        raise InputError(
-            "select = 'oracle' needs the truth, which no attacker has: give truth, or use 'objective'."
-        )
-    if attack.select == "objective" and truth is not None:
-        raise InputError(
-            "select = 'objective' does not look at the truth: leave truth out, or use 'oracle'."
-        )
-    if truth is not None and tuple(truth.shape) != shape:
-        raise InputError(
-            f"truth has shape {tuple(truth.shape)}, not {shape}: one batch of images a victim."
-        )
+def _check_truth(truth: torch.Tensor | None, attack: Attack, expected: tuple[int, ...]) -> None:
+    shape = expected if truth is None else tuple(truth.shape)
+    refuse(
+        {
+            "select = 'oracle' needs the truth, which no attacker has: give truth, or use "
+            "'objective'.": attack.select == "oracle" and truth is None,
+            "select = 'objective' does not look at the truth: leave truth out, or use "
+            "'oracle'.": attack.select == "objective" and truth is not None,
+            f"truth has shape {shape}, not {expected}: one batch of images a victim.": shape
+            != expected,
+        }
+    )
 
 
 class _Run:
@@ -177,32 +168,36 @@ class _Run:
     """
 
     def __init__(
-        self, attack: Attack, shape: tuple[int, ...], batch: int, classes: int, good: torch.Tensor,
+        self,
+        attack: Attack,
+        shape: tuple[int, ...],
+        batch: int,
+        classes: int,
+        good: torch.Tensor,
         truth: torch.Tensor | None,
-    ) -> None:  # fmt: skip
-        self.attack, self.shape, self.batch, self.classes, self.good, self.truth = (
-            attack, shape, batch, classes, good, truth
-        )  # fmt: skip
+    ) -> None:
+        self.attack, self.shape, self.batch, self.classes = attack, shape, batch, classes
         self.victims, self.device = len(good), good.device
-        self.pixels = batch * int(torch.tensor(shape).prod())
+        self.pixels = batch * math.prod(shape)
         # a generator for each row: its k-th start does not depend on how often others began anew
         self.generators = [
             keyed_generator(self.device, attack.seed, "start", victim, *([k] if k else []))
-            for victim in range(self.victims) for k in range(attack.tries)
-        ]  # fmt: skip
+            for victim in range(self.victims)
+            for k in range(attack.tries)
+        ]
+        self.rows = torch.arange(len(self.generators), device=self.device)
+        self.progress = Progress(self.fresh(self.rows), attack, self.pixels, truth)
+        self.worth_trying = good.repeat_interleave(attack.tries)  # [rows]
 
     def fresh(self, rows: torch.Tensor) -> torch.Tensor:
         """Return a new start for each of these rows, [rows, n]."""
-        found = []
-        for row in rows.tolist():
-            own = self.generators[row]
-            parts = [start(self.attack.start, self.batch, self.shape, own).flatten()]
-            if self.classes:
-                parts.append(
-                    torch.randn(self.batch * self.classes, generator=own, device=self.device)
-                )
-            found.append(torch.cat(parts))
-        return torch.stack(found)
+        starts = []
+        for generator in (self.generators[row] for row in rows.tolist()):
+            images = start(self.attack.start, self.batch, self.shape, generator).flatten()
+            size = self.batch * self.classes
+            labels = torch.randn(size, generator=generator, device=self.device)
+            starts.append(torch.cat([images, labels]))
+        return torch.stack(starts)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Return x with its images in [0, 1], if the attack keeps them there."""
@@ -215,53 +210,48 @@ class _Run:
         objective: Callable[[torch.Tensor], Evaluate],
         snapshots: Sequence[int],
         on_iteration: Callable[[int, torch.Tensor, torch.Tensor], None] | None,
-    ) -> tuple[Progress, dict[int, torch.Tensor]]:
-        """Return the finished book-keeping, and the images at each of the snapshots."""
-        attack, tries, kept = self.attack, self.attack.tries, dict[int, torch.Tensor]()
-        every = torch.arange(self.victims * tries, device=self.device)
-        tried = self.good.repeat_interleave(tries)
-        progress = Progress(self.fresh(every), attack, self.pixels, self.truth)
-        for row in every[~tried].tolist():
+    ) -> dict[int, torch.Tensor]:
+        """Run until every row has stopped; return the images at each of the snapshots."""
+        attack, progress, images_at = self.attack, self.progress, dict[int, torch.Tensor]()
+        for row in self.rows[~self.worth_trying].tolist():
             progress.status[row] = "hopeless"
-        rows = every[tried]
+        rows = self.rows[self.worth_trying]
         optimiser = OPTIMISERS[attack.optimiser](
             progress.best_x[rows], attack.learning_rate, attack.steps, self.project
         )
-        evaluate = objective(rows // tries)
+        evaluate = objective(rows // attack.tries)
         for iteration in range(1, attack.max_iterations + 1):
             if len(rows) == 0:
                 break
             optimiser.learning_rate = attack.rate(iteration)
-            loss, at = optimiser.advance(evaluate)
-            done, again = progress.update(rows, loss, at)
+            loss, x = optimiser.advance(evaluate)
+            done, again = progress.update(rows, loss, x)
             if again.any():
-                x = optimiser.x.clone()
+                x = x.clone()
                 x[again] = self.fresh(rows[again])
                 optimiser.restart(again, x)
             if iteration in snapshots:
-                kept[iteration] = self.images(progress)
+                images_at[iteration] = self.images()
             if on_iteration:
-                on_iteration(iteration, torch.unique(rows // tries), self.images(progress))
+                on_iteration(iteration, torch.unique(rows // attack.tries), self.images())
             if done.any():
                 rows = rows[~done]
                 optimiser.select(~done)
-                evaluate = objective(rows // tries)
-        for iteration in snapshots:  # a victim that has stopped stays as it is
-            kept.setdefault(iteration, self.images(progress))
-        return progress, kept
+                evaluate = objective(rows // attack.tries)
+        # a victim that has stopped stays as it is
+        return {iteration: images_at.get(iteration, self.images()) for iteration in snapshots}
 
-    def best(self, progress: Progress) -> torch.Tensor:
+    def best(self) -> torch.Tensor:
         """Return each victim's best row, [V]."""
-        tries = self.attack.tries
-        first = torch.arange(self.victims, device=self.device) * tries
-        return first + progress.score.view(self.victims, tries).argmin(1)
+        score = self.progress.score.view(self.victims, -1)
+        return self.rows.view(self.victims, -1)[:, 0] + score.argmin(1)
 
-    def images(self, progress: Progress) -> torch.Tensor:
+    def images(self) -> torch.Tensor:
         """Return each victim's best images so far, [V, B, C, H, W] in [0, 1]."""
-        flat = progress.best_x[self.best(progress)][:, : self.pixels]
+        flat = self.progress.best_x[self.best()][:, : self.pixels]
         return flat.reshape(self.victims, self.batch, *self.shape).clamp(0, 1)
 
-    def labels(self, progress: Progress) -> torch.Tensor:
+    def labels(self) -> torch.Tensor:
         """Return the most likely of each victim's soft labels, [V, B]."""
-        soft = progress.best_x[self.best(progress)][:, self.pixels :]
+        soft = self.progress.best_x[self.best()][:, self.pixels :]
         return soft.view(self.victims, self.batch, self.classes).argmax(-1)

@@ -1,6 +1,7 @@
-"""The settings of an attack, and what its attacker is given: both plain data, to be printed beside a result."""
+"""The settings of an attack, and what its attacker is given: plain data, to print with a result."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,17 @@ from fl_privacy_lib.attacks.objective import DISTANCES
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
 from fl_privacy_lib.attacks.starts import STARTS
 
-LABEL_RULES = ("inferred", "counted", "joint", "given")
-SELECTIONS = ("objective", "oracle")
-DECAYS = (
-    3 / 8,
-    5 / 8,
-    7 / 8,
-)  # of the budget, where a decaying learning rate loses a factor of ten
+CHOICES: dict[str, Iterable[str]] = {
+    "start": STARTS,
+    "optimiser": OPTIMISERS,
+    "objective": DISTANCES,
+    "label_rule": ("inferred", "counted", "joint", "given"),
+    "mask": MASKS,
+    "select": ("objective", "oracle"),
+}
+"""Setting of an attack → the words it may be."""
+# Of the budget, where a decaying learning rate loses a factor of ten.
+DECAYS = (3 / 8, 5 / 8, 7 / 8)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Attack:
     decay : bool, whether the learning rate falls to a tenth at 3/8, 5/8 and 7/8 of the budget
     label_rule : {'inferred', 'counted', 'joint', 'given'}
         From the last layer's gradient (`labels.infer_labels`); that compared with images of the
-        attacker's own (`analytic.label_counts`); as soft labels optimised with the images; from the
+        attacker's own (`labels.label_counts`); as soft labels optimised with the images; from the
         caller.
     mask : {'none', 'zeros', 'outliers'}, which coordinates the attacker leaves out, see `masks`
     tries : int, independent starts of every victim; the one with the least objective counts
@@ -72,30 +77,17 @@ class Attack:
     select: str = "objective"
 
     def __post_init__(self) -> None:
-        one_of(STARTS, start=self.start)
-        one_of(OPTIMISERS, optimiser=self.optimiser)
-        one_of(DISTANCES, objective=self.objective)
-        one_of(LABEL_RULES, label_rule=self.label_rule)
-        one_of(MASKS, mask=self.mask)
-        one_of(SELECTIONS, select=self.select)
-        positive(
-            learning_rate=self.learning_rate,
-            max_iterations=self.max_iterations,
-            stop_loss=self.stop_loss,
-        )
+        for name, words in CHOICES.items():
+            one_of(words, **{name: getattr(self, name)})
+        positive(learning_rate=self.learning_rate, stop_loss=self.stop_loss)
         in_range(0, math.inf, tv=self.tv)
-        for name, least in (
-            ("max_iterations", 1),
-            ("steps", 1),
-            ("tries", 1),
-            ("restarts", 0),
-            ("seed", 0),
-        ):
-            whole_number(least, **{name: getattr(self, name)})
+        whole_number(1, max_iterations=self.max_iterations, steps=self.steps, tries=self.tries)
+        whole_number(0, restarts=self.restarts, seed=self.seed)
         window, fraction = self.stall
         if not isinstance(window, int) or window < 1 or not 0 <= fraction < 1:
             raise InputError(
-                f"stall = {self.stall} must be (iterations ≥ 1, fraction in [0, 1)), such as (10, 0.01)."
+                f"stall = {self.stall} must be (iterations ≥ 1, fraction in [0, 1)), such as "
+                "(10, 0.01)."
             )
 
     def rate(self, iteration: int) -> float:
@@ -106,6 +98,12 @@ class Attack:
         """
         passed = sum(iteration > part * self.max_iterations for part in DECAYS) if self.decay else 0
         return self.learning_rate / 10**passed
+
+
+def describe_defense(public: dict[str, Any]) -> str:
+    """Return a defence's name and its stages, from ``Defense.public()``."""
+    stages = ", ".join(f"{stage}: {value}" for stage, value in public.items() if stage != "name")
+    return f"{public['name']} ({stages})" if stages else str(public["name"])
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,6 @@ class Knowledge:
 
     def describe(self) -> list[tuple[str, str]]:
         """Return (what, how much of it) for a printed table."""
-        stages = ", ".join(
-            f"{stage}: {value}" for stage, value in self.defense.items() if stage != "name"
-        )
         left = {
             "none": "nothing",
             "zeros": "exact zeros",
@@ -150,16 +145,18 @@ class Knowledge:
             "given": "as told",
         }
         labels = {
-            "inferred": "inferred from the gradient", "counted": "inferred with images of its own",
-            "joint": "optimised with the images", "given": "given",
-        }  # fmt: skip
+            "inferred": "inferred from the gradient",
+            "counted": "inferred with images of its own",
+            "joint": "optimised with the images",
+            "given": "given",
+        }
         return [
             ("reads", f"{self.observations} observation(s) at the tap {self.tap!r}"),
             ("weights", "of the model, at every observation"),
             ("batch size", str(self.batch_size)),
             ("local training", f"L = {self.local_iterations}, η = {self.local_lr}"),
             ("labels", labels[self.labels]),
-            ("defence", str(self.defense["name"]) + (f" ({stages})" if stages else "")),
+            ("defence", describe_defense(self.defense)),
             ("replays it", "yes, without noise" if self.replays_defense else "no"),
             ("left out", " and ".join(left[word] for word in self.mask.split(" and "))),
             ("prior on images", f"total variation × {self.prior:g}" if self.prior else "none"),

@@ -5,24 +5,22 @@ is imported. Files are looked for in a data folder that the caller names; the li
 environment.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fl_privacy_lib._checks import InputError, one_of
-from fl_privacy_lib.data import own
-from fl_privacy_lib.data.files import Found, cached, check, find, missing
+from fl_privacy_lib.data import npz
+from fl_privacy_lib.data.files import Layout, cached, check, find, is_file, missing
 from fl_privacy_lib.data.registry import DATASETS, Spec
 from fl_privacy_lib.data.splits import Parts
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """A data set in memory, cut for training, validation and test.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset(Parts):
+    """A data set in memory: its `Parts`, and what a reader must know of it.
 
-    Parameters
+    Attributes
     ----------
     name : str
         The name by which it was loaded.
@@ -30,13 +28,6 @@ class Dataset:
         Its name in prose.
     kind : str
         ``"image"`` or ``"tabular"``.
-    train_x, validation_x, test_x : ndarray of float32
-        Images [N, C, H, W] or records [N, F], with values in [0, 1] unless the note says otherwise;
-        N may be 0 for the test. All records, for cuts of one's own: the three, one after the other.
-    train_y, validation_y, test_y : ndarray of int64, [N]
-        Class of each example, 0 to n_classes - 1; a margin's sign for class y of two is 2 y - 1.
-    classes : tuple of str
-        Names of the classes.
     licence, source : str
         Terms of use as far as known, and whom to cite.
     note : str
@@ -46,13 +37,6 @@ class Dataset:
     name: str
     title: str
     kind: str
-    train_x: np.ndarray
-    train_y: np.ndarray
-    validation_x: np.ndarray
-    validation_y: np.ndarray
-    test_x: np.ndarray
-    test_y: np.ndarray
-    classes: tuple[str, ...]
     licence: str
     source: str
     note: str
@@ -68,12 +52,12 @@ class Dataset:
         return len(self.classes)
 
 
-def _is_own(name: str) -> bool:
-    """Return whether name is ``npz:PATH``; raise `InputError` if it is no known name either."""
-    if str(name).startswith(own.PREFIX):
+def _is_archive(name: str) -> bool:
+    """Return whether name is ``npz:PATH``; `InputError` if it is no known name either."""
+    if str(name).startswith(npz.PREFIX):
         return True
     # "npz:PATH" stands among the words, so that the sentence lists everything that is possible.
-    one_of([*DATASETS, own.PREFIX + "PATH"], dataset=name)
+    one_of([*DATASETS, npz.PREFIX + "PATH"], dataset=name)
     return False
 
 
@@ -83,8 +67,9 @@ def _absent(name: str, spec: Spec, root: Path) -> InputError:
     more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
     folder = f"the data folder {root}" + ("" if root.is_dir() else ", which does not exist")
     return InputError(
-        f"{spec.title} needs {paths[0]}{more}, not found in {folder}: put it there, set FL_PRIVACY_DATA to a "
-        f'folder that holds it, or download it with fl_privacy_lib.data.fetch("{name}", folder).'
+        f"{spec.title} needs {paths[0]}{more}, not found in {folder}: put it there, set "
+        "FL_PRIVACY_DATA to a folder that holds it, or download it with "
+        f'fl_privacy_lib.data.fetch("{name}", folder).'
     )
 
 
@@ -113,12 +98,12 @@ def available(name: str, root: Path) -> bool:
     >>> available("cancer", Path("/nowhere")), available("mnist", Path("/nowhere"))
     (True, False)
     """
-    if _is_own(name):
-        return own.is_file(own.path_of(name, Path(root)))
-    return find(DATASETS[name].layouts, Path(root)) is not None
+    if _is_archive(name):
+        return is_file(npz.path_of(name, root))
+    return find(DATASETS[name].layouts, root) is not None
 
 
-def first_available(names: Iterable[str], root: Path) -> str:
+def first_available(names: Sequence[str], root: Path) -> str:
     """Return the first of names whose files are in the data folder; `InputError` if there is none.
 
     Examples
@@ -126,26 +111,27 @@ def first_available(names: Iterable[str], root: Path) -> str:
     >>> first_available(["mnist", "digits"], Path("/nowhere"))
     'digits'
     """
-    names = list(names)
     for name in names:
         if available(name, root):
             return name
     raise InputError(
-        f"None of {', '.join(names) or 'no names'} is in the data folder {root}: set FL_PRIVACY_DATA to a "
-        "folder that holds one of them, or name cancer, digits, syn_l or syn_h, which need no files."
+        f"None of {', '.join(names) or 'no names'} is in the data folder {root}: set "
+        "FL_PRIVACY_DATA to a folder that holds one of them, or name cancer, digits, syn_l or "
+        "syn_h, which need no files."
     )
 
 
-def _checked(name: str, root: Path) -> tuple[Found, str]:
-    """Return the layout that is there and its fingerprint; `InputError` if it is missing or damaged."""
-    found = find(DATASETS[name].layouts, root)
-    if found is None:
+def _check_files(name: str, root: Path) -> tuple[Layout, list[Path], str]:
+    """Return the layout that is there, its paths and fingerprint; `InputError` if none is whole."""
+    located = find(DATASETS[name].layouts, root)
+    if located is None:
         raise _absent(name, DATASETS[name], root)
-    return found, check(found)
+    layout, files = located
+    return layout, [path for path, _ in files], check(files)
 
 
 def verify(name: str, root: Path) -> None:
-    """Check in a second or two that a data set can be loaded from the data folder, without decoding it.
+    """Check in a second or two, without decoding it, that a data set can be loaded.
 
     Parameters
     ----------
@@ -161,10 +147,10 @@ def verify(name: str, root: Path) -> None:
         published one (of CIFAR-10's Parquet files `load` compares the content); for ``npz:PATH``,
         if it is no archive or lacks one of the four arrays.
     """
-    if _is_own(name):
-        own.verify(own.path_of(name, Path(root)))
+    if _is_archive(name):
+        npz.verify(npz.path_of(name, root))
     else:
-        _checked(name, Path(root))
+        _check_files(name, root)
 
 
 def fetch(name: str, root: Path) -> None:
@@ -185,15 +171,13 @@ def fetch(name: str, root: Path) -> None:
     InputError
         If the name is unknown, or the files are not there and cannot be had.
     """
-    root = Path(root)
     if available(name, root):
         return
-    if _is_own(name):
-        return own.verify(own.path_of(name, root))
+    if _is_archive(name):
+        return npz.verify(npz.path_of(name, root))
     spec = DATASETS[name]
-    if spec.fetch is None:
-        raise _absent(name, spec, root)
-    spec.fetch(root)
+    if spec.fetch:
+        spec.fetch(root)
     if not available(name, root):
         raise _absent(name, spec, root)
 
@@ -204,7 +188,7 @@ def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
     Parameters
     ----------
     name : str
-        A name in `DATASETS`, or ``npz:PATH`` for one's own images (see `fl_privacy_lib.data.own`);
+        A name in `DATASETS`, or ``npz:PATH`` for one's own images (see `fl_privacy_lib.data.npz`);
         a relative PATH is meant from the data folder.
     root : Path
         The data folder.
@@ -227,35 +211,31 @@ def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
     >>> cancer.train_x.shape, cancer.validation_x.shape, cancer.classes
     ((426, 30), (143, 30), ('malignant', 'benign'))
     """
-    root = Path(root)
-    if _is_own(name):
-        return _load_own(name, own.path_of(name, root))
+    if _is_archive(name):
+        return _load_archive(name, npz.path_of(name, root))
     fetch(name, root)
     spec = DATASETS[name]
-    found, fingerprint = _checked(name, root)
-    layout, paths = found.layout, [path for path, _ in found.files]
-    # What comes with a library is decoded faster than read back, and has no file to name the cache
-    # by.
+    layout, paths, fingerprint = _check_files(name, root)
+    # What comes with a library is decoded faster than read back, and no file names its cache.
     arrays = cached(
         cache if paths else None,
         f"{name}-{fingerprint[:16]}",
-        layout.arrays,
         lambda: layout.decode(paths),
     )
     return Dataset(
         name=name,
         title=spec.title,
         kind=spec.kind,
-        **spec.build(arrays)._asdict(),
+        **vars(spec.build(arrays)),
         licence=spec.licence,
         source=spec.source,
         note=" ".join(filter(None, [spec.note, layout.note])),
     )
 
 
-def _load_own(name: str, path: Path) -> Dataset:
+def _load_archive(name: str, path: Path) -> Dataset:
     """Load ``npz:PATH``; the last fifth of the training images validates."""
-    arrays = own.read(path)
+    arrays = npz.read(path)
     x, y = arrays["train_images"], arrays["train_labels"]
     cut = len(y) - len(y) // 5
     classes = tuple(str(label) for label in range(int(y.max()) + 1))
@@ -266,9 +246,9 @@ def _load_own(name: str, path: Path) -> Dataset:
         name=name,
         title=f"own data ({path.stem})",
         kind="image",
-        **parts._asdict(),
+        **vars(parts),
         licence="as its owner says",
         source=path.name,
-        note=f"{cut:,} images for training; the last fifth of train_images, {len(y) - cut:,}, validates; "
-        f"{len(arrays['test_labels']):,} test images.",
+        note=f"{cut:,} images for training; the last fifth of train_images, {len(y) - cut:,}, "
+        f"validates; {len(arrays['test_labels']):,} test images.",
     )

@@ -1,4 +1,4 @@
-"""From files, or from a library's own tables, to arrays as they are stored: nothing is scaled or cut here."""
+"""From files, or a library's own tables, to arrays as they are stored: nothing is scaled or cut."""
 
 import hashlib
 import io
@@ -49,15 +49,14 @@ def decode_idx(path: Path) -> np.ndarray:
         If the file is no such file, or shorter or longer than its header says.
     """
     content = read_bytes(path)
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise InputError(f"{path} is not an idx file of bytes; delete it and get it again.")
-    values_at = 4 + 4 * content[3]
-    if len(content) < values_at:
+    has_header = len(content) >= 4 and len(content) >= 4 + 4 * content[3]
+    if not (has_header and content.startswith(b"\x00\x00\x08")):
         raise InputError(
-            f"{path} is damaged: it ends inside its header; delete it and get it again."
+            f"{path} is not an idx file of bytes, or ends inside its header; "
+            "delete it and get it again."
         )
     shape = [int(n) for n in np.frombuffer(content, ">u4", count=content[3], offset=4)]
-    values = np.frombuffer(content, np.uint8, offset=values_at)
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
     if values.size != int(np.prod(shape, dtype=object)):
         raise InputError(
             f"{path} is damaged: its header promises the shape {tuple(shape)} "
@@ -86,28 +85,22 @@ def decode_parquet(
     try:
         import pyarrow.parquet
     except ImportError as error:
-        # pyarrow does not state the numpy it was built for, so an installer cannot see the
-        # conflict.
+        # pyarrow does not state the numpy it was built for: an installer cannot see the conflict.
         raise InputError(
-            f"Reading {path.name} needs pyarrow, which does not import here ({str(error).splitlines()[0]}): "
-            f"install a pyarrow that was built for numpy {np.__version__}."
+            f"Reading {path.name} needs pyarrow, which does not import here "
+            f"({str(error).splitlines()[0]}): install a pyarrow that was built for numpy "
+            f"{np.__version__}."
         ) from error
-    images: np.ndarray | None = None
     try:
         table = pyarrow.parquet.read_table(path)
         labels = np.array(table.column(label_column).to_pylist(), np.int64)
-        for i, cell in enumerate(table.column(image_column).to_pylist()):
-            pixels = np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB"))  # [H, W, 3]
-            if images is None:
-                images = np.empty((len(labels), *pixels.shape), np.uint8)  # [N, H, W, 3]
-            images[i] = pixels
+        files = [io.BytesIO(cell["bytes"]) for cell in table.column(image_column).to_pylist()]
+        images = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
     except Exception as error:  # the file has no published checksum, so anything can be in it
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{path} cannot be decoded ({reason}); delete it and get it again."
         ) from error
-    if images is None:
-        raise InputError(f"{path} holds no image; delete it and get it again.")
     return images, labels
 
 
@@ -134,48 +127,49 @@ def decode_cifar_parquet(paths: Sequence[Path]) -> Arrays:
             digest = hashlib.sha256(array[:known].astype(np.uint8).tobytes()).hexdigest()
             if digest != expected:
                 raise InputError(
-                    f"{path} does not hold CIFAR-10 as published: the SHA-256 of the {what} of its first {known:,} "
-                    f"images is {digest} where {expected} is expected; get a copy that keeps order and pixels."
+                    f"{path} does not hold CIFAR-10 as published: the SHA-256 of the {what} of its "
+                    f"first {known:,} images is {digest} where {expected} is expected; get a copy "
+                    "that keeps order and pixels."
                 )
         arrays |= {f"{part}_images": images, f"{part}_labels": labels}
     return arrays
 
 
 def decode_cifar_pickles(paths: Sequence[Path]) -> Arrays:
-    """Return the four arrays of CIFAR-10 from its pickles; torchvision compares their MD5 once more."""
+    """Return the four arrays of CIFAR-10 from its pickles; torchvision compares their MD5 again."""
     from torchvision.datasets import CIFAR10
 
     folder = paths[0].parent.parent
     arrays: Arrays = {}
     for part in ("train", "test"):
-        try:
-            data = CIFAR10(folder, train=part == "train", download=False)
-        except RuntimeError as error:
-            raise InputError(
-                f"{paths[0].parent} is damaged ({error}); delete it and get it again."
-            ) from error
+        data = CIFAR10(folder, train=part == "train", download=False)
         arrays[f"{part}_images"] = np.asarray(data.data, np.uint8)  # [N, 32, 32, 3]
         arrays[f"{part}_labels"] = np.asarray(data.targets, np.int64)
     return arrays
 
 
 def decode_lfw(paths: Sequence[Path]) -> Arrays:
-    """Return LFW's images uint8 [N, 32, 32, 3], labels [N] and names; `InputError` if they do not fit."""
+    """Return LFW's images uint8 [N, 32, 32, 3], labels [N] and names.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be decoded, or the arrays do not fit one another.
+    """
     try:
         with np.load(paths[0], allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in ("images", "labels", "names")}
-        fits = arrays["images"].dtype == np.uint8 and arrays["images"].shape[1:] == (32, 32, 3)
-        fits &= np.array_equal(np.unique(arrays["labels"]), np.arange(len(arrays["names"])))
-        fits &= len(arrays["images"]) == len(arrays["labels"])
-    except (
-        Exception
-    ) as error:  # the downloaded form has no published checksum, so anything can be in it
+            images, labels, names = (archive[key] for key in ("images", "labels", "names"))
+    except Exception as error:  # the downloaded form has no published checksum
         raise InputError(f"{paths[0]} is damaged ({error}); delete it and get it again.") from error
-    if not fits:
+    if (
+        images.dtype != np.uint8
+        or images.shape != (len(labels), 32, 32, 3)
+        or not np.array_equal(np.unique(labels), np.arange(len(names)))
+    ):
         raise InputError(
             f"{paths[0]} does not hold 32 x 32 faces and their names; delete it and get it again."
         )
-    return arrays
+    return {"images": images, "labels": labels, "names": names}
 
 
 def decode_cancer(paths: Sequence[Path]) -> Arrays:

@@ -1,8 +1,12 @@
-"""Downloads by the well-known libraries or from UCI; whatever goes wrong becomes one sentence with a remedy."""
+"""Downloads by the well-known libraries or from UCI; any failure becomes one sentence.
+
+The checksum of a downloaded file is compared when it is loaded, as that of any other file.
+"""
 
 import io
 import socket
 import tempfile
+import textwrap
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data.files import save, save_npz
+from fl_privacy_lib._files import atomic_file, write_atomically
 
 # Seconds without an answer after which a server counts as absent.
 TIMEOUT = 20.0
@@ -23,7 +27,7 @@ UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 
 @contextmanager
 def network(title: str, wanted: str, root: Path) -> Iterator[None]:
-    """Bound the wait for a server inside the block and turn any failure there into an `InputError`.
+    """Bound the wait for a server inside the block; turn any failure into an `InputError`.
 
     Parameters
     ----------
@@ -46,19 +50,18 @@ def network(title: str, wanted: str, root: Path) -> Iterator[None]:
     except Exception as error:
         # The libraries raise what their transport raises: URLError, timeouts, RuntimeError, a full
         # disk.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if len(reason) > 300:
-            reason = reason[:300] + " …"
+        reason = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
         raise InputError(
-            f"{title} is not in the data folder {root} and could not be downloaded ({reason}): "
-            f"put {wanted} there, or set FL_PRIVACY_DATA to a folder that holds it."
+            f"{title} is not in the data folder {root} and could not be downloaded "
+            f"({reason or type(error).__name__}): put {wanted} there, or set FL_PRIVACY_DATA to a "
+            "folder that holds it."
         ) from error
     finally:
         socket.setdefaulttimeout(before)
 
 
 def mnist(root: Path) -> None:
-    """Download MNIST's four files into ``root/MNIST/raw`` with torchvision, which checks their MD5."""
+    """Download MNIST's files into ``root/MNIST/raw`` with torchvision, which checks their MD5."""
     with network("MNIST", "MNIST/raw with its four idx files", root):
         from torchvision.datasets import MNIST
 
@@ -66,7 +69,7 @@ def mnist(root: Path) -> None:
 
 
 def cifar10(root: Path) -> None:
-    """Download CIFAR-10 into ``root/cifar-10-batches-py`` with torchvision, which checks its MD5."""
+    """Download ``root/cifar-10-batches-py`` with torchvision, which checks its MD5."""
     with network("CIFAR-10", "the folder cifar-10-batches-py with its seven files", root):
         from torchvision.datasets import CIFAR10
 
@@ -88,21 +91,12 @@ def lfw(root: Path) -> None:
                 data_home=folder, min_faces_per_person=20, color=True, resize=None
             )
         labels = np.asarray(people.target, np.int64)  # [N]
-        order = _before_shuffle(labels)
+        # The order of person and file name: scikit-learn has shuffled it so.
+        order = np.argsort(np.random.RandomState(42).permutation(len(labels)))
         images = np.stack([_to_32x32(people.images[i]) for i in order])  # [N, 32, 32, 3]
         names = np.asarray(people.target_names, np.str_)
-        save_npz(root / LFW_FUNNELED, {"images": images, "labels": labels[order], "names": names})
-
-
-def _before_shuffle(labels: np.ndarray) -> np.ndarray:
-    """Return the positions of the pictures in the order of person and file name, in which LFW is kept."""
-    shuffled = np.arange(len(labels))
-    np.random.RandomState(42).shuffle(shuffled)  # as scikit-learn does
-    order = np.argsort(shuffled)
-    if np.any(np.diff(labels[order]) < 0):
-        # Another release may shuffle otherwise; sorted by person is then as near as one gets.
-        order = np.argsort(labels, kind="stable")
-    return order
+        with atomic_file(root / LFW_FUNNELED) as stream:
+            np.savez(stream, images=images, labels=labels[order], names=names)
 
 
 def _to_32x32(picture: np.ndarray) -> np.ndarray:
@@ -119,29 +113,24 @@ def _from_uci(path: str) -> bytes:
         return reply.read()
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """Write a downloaded file; its checksum is compared when it is loaded, as that of any other."""
-    save(path, lambda stream: stream.write(content))
-
-
 def adult(root: Path) -> None:
     """Download the two files of Adult that hold records into ``root/Adult``."""
     with network("Adult", "Adult/adult.data and Adult/adult.test", root):
         for name in ("adult.data", "adult.test"):
-            _keep(root / "Adult" / name, _from_uci(f"adult/{name}"))
+            write_atomically(root / "Adult" / name, _from_uci(f"adult/{name}"))
 
 
 def bank(root: Path) -> None:
     """Download Bank Marketing and keep ``root/BankMarketing/bank-full.csv`` of it."""
     with network("Bank Marketing", "BankMarketing/bank-full.csv", root):
-        with zipfile.ZipFile(io.BytesIO(_from_uci("00222/bank.zip"))) as archive:
-            _keep(root / "BankMarketing/bank-full.csv", archive.read("bank-full.csv"))
+        archive = zipfile.ZipFile(io.BytesIO(_from_uci("00222/bank.zip")))
+        write_atomically(root / "BankMarketing/bank-full.csv", archive.read("bank-full.csv"))
 
 
 def kdd99(root: Path) -> None:
     """Download the 10-percent file of KDD Cup 99 into ``root/KDDCup99``."""
     with network("KDD Cup 99", "KDDCup99/kddcup.data_10_percent.gz", root):
-        _keep(
+        write_atomically(
             root / "KDDCup99/kddcup.data_10_percent.gz",
             _from_uci("kddcup99-mld/kddcup.data_10_percent.gz"),
         )

@@ -1,18 +1,18 @@
-"""Files in the data folder: which are there, whether they are whole, what they say, and a cache of it."""
+"""Files in the data folder: which are there, whether they are whole; a cache of decoded ones."""
 
 import gzip
 import hashlib
-import os
-import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import atomic_file
 
 Arrays = dict[str, np.ndarray]
 
@@ -47,75 +47,71 @@ class Layout:
         For each file its accepted forms, in the order in which they are looked for. No files at all
         means that the data come with a library.
     decode : callable
-        Turns the paths, one per entry of ``files``, into arrays.
-    arrays : tuple of str
-        The names of these arrays.
+        Turns the paths, one per entry of ``files``, into named arrays.
     note : str
         What a reader must know about this form of the data.
     """
 
     files: tuple[tuple[Form, ...], ...]
     decode: Callable[[Sequence[Path]], Arrays]
-    arrays: tuple[str, ...]
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A complete layout in a data folder: the layout, and the path and form of each of its files."""
-
-    layout: Layout
-    files: tuple[tuple[Path, Form], ...]
+LocatedFile = tuple[Path, Form]
+"""A file that is there, and which of its forms it is in."""
 
 
-def unreadable(path: Path, error: Exception) -> InputError:
-    """Return the error for a file or folder that is there but cannot be read."""
-    reason = getattr(error, "strerror", None) or error
-    return InputError(
-        f"{path} cannot be read ({reason}): give this user the right to read it, "
-        "or set FL_PRIVACY_DATA to a folder that can be read."
-    )
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn any failure to read `path` inside the block into an `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}): give this user the right to "
+            "read it, or set FL_PRIVACY_DATA to a folder that can be read."
+        ) from error
 
 
 def is_file(path: Path) -> bool:
-    """Return whether path is a file; a folder that may not be searched raises `InputError`."""
-    try:
+    """Return whether `path` is a file; a folder that may not be searched raises `InputError`."""
+    with reading(path):
         return path.is_file()
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
-def check_root(root: Path) -> None:
-    """Raise `InputError` if the data folder is something else than a folder; it may be absent."""
-    try:
-        wrong = root.exists() and not root.is_dir()
-    except OSError as error:
-        raise unreadable(root, error) from error
-    if wrong:
-        raise InputError(f"The data folder {root} is a file: set FL_PRIVACY_DATA to a folder.")
+def _search(layout: Layout, root: Path) -> list[LocatedFile | None]:
+    """Return for each file of `layout` the first of its forms that is in `root`, or None."""
+    return [
+        next(((root / form.path, form) for form in forms if is_file(root / form.path)), None)
+        for forms in layout.files
+    ]
 
 
-def _search(layout: Layout, root: Path) -> list[tuple[Path, Form] | None]:
-    """Return for each file of layout the first of its forms that is in root, or None."""
-    found: list[tuple[Path, Form] | None] = []
-    for forms in layout.files:
-        there = ((root / form.path, form) for form in forms)
-        found.append(next((pair for pair in there if is_file(pair[0])), None))
-    return found
+def find(layouts: Sequence[Layout], root: Path) -> tuple[Layout, list[LocatedFile]] | None:
+    """Return the first layout of which every file is in `root`, and the files, without reading any.
 
+    Returns
+    -------
+    (Layout, list of (Path, Form)) or None
+        None if no layout is complete, or the folder does not exist.
 
-def find(layouts: Sequence[Layout], root: Path) -> Found | None:
-    """Return the first layout of which every file is in root, without reading any; None if there is none."""
-    check_root(root)
+    Raises
+    ------
+    InputError
+        If `root` is a file, or may not be searched.
+    """
+    with reading(root):
+        if root.exists() and not root.is_dir():
+            raise InputError(f"The data folder {root} is a file: set FL_PRIVACY_DATA to a folder.")
     for layout in layouts:
-        files = _search(layout, root)
-        if all(pair is not None for pair in files):
-            return Found(layout, tuple(pair for pair in files if pair is not None))
+        files = list(filter(None, _search(layout, root)))
+        if len(files) == len(layout.files):
+            return layout, files
     return None
 
 
 def missing(layouts: Sequence[Layout], root: Path) -> list[str]:
-    """Return the files, by their first form, that the most nearly complete layout lacks in root."""
+    """Return the files, by their first form, that the most nearly complete layout lacks."""
     lacking = [
         [
             forms[0].path
@@ -131,22 +127,10 @@ def missing(layouts: Sequence[Layout], root: Path) -> list[str]:
         for paths, layout in zip(lacking, layouts, strict=True)
         if len(paths) < len(layout.files)
     ]
-    return min(begun, key=len) if begun else lacking[0]
+    return min(begun or lacking[:1], key=len)
 
 
-def digest_of(path: Path, algorithm: str = "sha256") -> str:
-    """Return the checksum of a file in hexadecimal; `InputError` if it cannot be read."""
-    try:
-        with open(path, "rb") as stream:
-            # MD5 stands only where it is the sole checksum ever published for a file.
-            return hashlib.file_digest(
-                stream, lambda: hashlib.new(algorithm, usedforsecurity=False)
-            ).hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def check(found: Found) -> str:
+def check(files: Sequence[LocatedFile]) -> str:
     """Compare every file with its checksum and return the fingerprint of them all.
 
     Returns
@@ -160,9 +144,12 @@ def check(found: Found) -> str:
         If a file cannot be read, or its checksum is another one.
     """
     digests = []
-    for path, form in found.files:
-        algorithm, _, expected = form.digest.partition(":")
-        digest = digest_of(path, algorithm or "sha256")
+    for path, form in files:
+        algorithm, _, expected = (form.digest or "sha256:").partition(":")
+        with reading(path), open(path, "rb") as stream:
+            # MD5 stands only where it is the sole checksum ever published for a file.
+            new_hash = partial(hashlib.new, algorithm, usedforsecurity=False)
+            digest = hashlib.file_digest(stream, new_hash).hexdigest()
         if expected and digest != expected:
             label = {"sha256": "SHA-256", "md5": "MD5"}[algorithm]
             raise InputError(
@@ -174,12 +161,15 @@ def check(found: Found) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, decompressed if it is a gzip file; `InputError` if that fails."""
-    try:
-        with open(path, "rb") as stream:
-            content = stream.read()
-    except OSError as error:
-        raise unreadable(path, error) from error
+    """Return the content of a file, decompressed if it is a gzip file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or decompressed.
+    """
+    with reading(path):
+        content = path.read_bytes()
     if not content.startswith(b"\x1f\x8b"):
         return content
     try:
@@ -190,38 +180,7 @@ def read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def save(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Make the file path with write(stream), so that it is never seen half-written; may raise `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since a rename is atomic only within one file system.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            write(stream)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def save_npz(path: Path, arrays: Arrays) -> None:
-    """Write arrays to path, uncompressed; may raise `OSError`."""
-    save(path, lambda stream: np.savez(stream, **arrays))
-
-
-def _from_cache(path: Path, names: Sequence[str]) -> Arrays | None:
-    """Return the named arrays of a cache file, or None if it is absent, damaged or of another kind."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names}
-    except Exception:
-        # A cut or altered file can raise anything that zipfile, zlib or numpy's header parser
-        # knows, and the answer is the same each time: decode the source again.
-        return None
-
-
-def cached(
-    folder: Path | None, key: str, names: Sequence[str], build: Callable[[], Arrays]
-) -> Arrays:
+def cached(folder: Path | None, key: str, build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays of ``folder/key.npz``, or build them and try to keep them there.
 
     Parameters
@@ -230,10 +189,12 @@ def cached(
         Where the cache is; None: do not cache.
     key : str
         Name and fingerprint of the source, so that another source is another cache file.
-    names : sequence of str
-        The arrays that must be there.
     build : callable
         Makes them.
+
+    Returns
+    -------
+    dict of str to ndarray
 
     Notes
     -----
@@ -242,12 +203,12 @@ def cached(
     """
     if folder is None:
         return build()
-    path = Path(folder) / f"{key}.npz"
-    arrays = _from_cache(path, names)
-    if arrays is None:
-        arrays = build()
-        try:
-            save_npz(path, arrays)
-        except OSError:
-            pass
+    path = folder / f"{key}.npz"
+    # A cut or altered file can raise anything that zipfile, zlib or numpy's header parser knows;
+    # the answer is always the same: decode the source again.
+    with suppress(Exception), np.load(path, allow_pickle=False) as archive:
+        return dict(archive)
+    arrays = build()
+    with suppress(InputError), atomic_file(path) as stream:
+        np.savez(stream, **arrays)
     return arrays

@@ -21,8 +21,7 @@ class Partition:
     name : str
         How it was made.
     indices : tuple of ndarray of int64
-        For each client the positions of its examples in the training set, in the client's own
-        order.
+        For each client the positions of its examples in the training set, in its own order.
     examples : int
         Size of the training set.
 
@@ -45,12 +44,12 @@ class Partition:
     def __post_init__(self) -> None:
         if not self.indices:
             raise InputError(f"The partition {self.name!r} has no client: give it at least one.")
-        for client, held in enumerate(self.indices):
-            if len(held) == 0:
+        for client, positions in enumerate(self.indices):
+            if len(positions) == 0:
                 raise InputError(
                     f"Client {client} of the partition {self.name!r} has no example: give it one."
                 )
-            if held.min() < 0 or held.max() >= self.examples:
+            if positions.min() < 0 or positions.max() >= self.examples:
                 raise InputError(
                     f"Client {client} of the partition {self.name!r} names an example outside 0 to "
                     f"{self.examples - 1}: use positions in the training set."
@@ -64,14 +63,12 @@ class Partition:
     @property
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, repeats counted, [clients]."""
-        return np.array([len(held) for held in self.indices])
+        return np.array([len(positions) for positions in self.indices])
 
     def holders(self) -> np.ndarray:
         """Return how many distinct clients hold each example, [examples]."""
-        count = np.zeros(self.examples, np.int64)
-        for held in self.indices:
-            count[np.unique(held)] += 1
-        return count
+        positions = np.concatenate([np.unique(indices) for indices in self.indices])
+        return np.bincount(positions, minlength=self.examples)
 
     def repeats(self) -> np.ndarray:
         """Return how often each example occurs at the client that has it most often, [examples].
@@ -79,23 +76,10 @@ class Partition:
         A pass over such a client's examples uses the example that many times.
         """
         most = np.zeros(self.examples, np.int64)
-        for held in self.indices:
-            example, times = np.unique(held, return_counts=True)
+        for positions in self.indices:
+            example, times = np.unique(positions, return_counts=True)
             most[example] = np.maximum(most[example], times)
         return most
-
-    def classes_per_client(self, labels: np.ndarray) -> np.ndarray:
-        """Return how many different labels each client has, [clients], given the labels [examples]."""
-        return np.array([len(np.unique(labels[held])) for held in self.indices])
-
-
-def _fits(examples_per_client: int, examples: int) -> None:
-    """Raise `InputError` if a client would need more different examples than there are."""
-    if examples_per_client > examples:
-        raise InputError(
-            f"examples_per_client = {examples_per_client} is more than the {examples} examples of the "
-            f"training set: choose at most {examples}."
-        )
 
 
 def two_shards(
@@ -149,15 +133,15 @@ def two_shards(
     whole_number(1, clients=clients, examples_per_client=examples_per_client)
     if examples_per_client % 2:
         raise InputError(
-            f"examples_per_client = {examples_per_client} is odd: two equal shards need an even number."
+            f"examples_per_client = {examples_per_client} is odd: two equal shards need an even "
+            "number."
         )
     labels = np.asarray(labels)
     shard = examples_per_client // 2
     copies = -(-clients * examples_per_client // len(labels))
     blocks = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    row = np.concatenate(
-        [rng.permutation(block) for block in blocks for _ in range(copies)]
-    )  # [copies * N]
+    # [copies * N]
+    row = np.concatenate([rng.permutation(block) for block in blocks for _ in range(copies)])
     shards = len(row) // shard
     start = rng.integers(len(row) - shards * shard + 1)
     cut = row[start : start + shards * shard].reshape(shards, shard)
@@ -203,10 +187,10 @@ def some_classes(
     """
     whole_number(1, clients=clients, examples_per_client=examples_per_client, classes=classes)
     labels = np.asarray(labels)
-    _fits(examples_per_client, len(labels))
+    in_range(1, len(labels), examples_per_client=examples_per_client)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     in_range(1, len(members), classes=classes)
-    size = np.array([len(held) for held in members])
+    size = np.array([len(positions) for positions in members])
     indices = []
     for _ in range(clients):
         order = rng.permutation(len(members))
@@ -217,7 +201,24 @@ def some_classes(
 
 
 def full_copies(examples: int, clients: int) -> Partition:
-    """Give every client the whole training set, in the same order; each example has ``clients`` holders."""
+    """Give every client the whole training set, in the same order.
+
+    Parameters
+    ----------
+    examples : int
+        N.
+    clients : int
+        K: each example has as many holders.
+
+    Returns
+    -------
+    Partition
+
+    Raises
+    ------
+    InputError
+        If a number is not a positive integer.
+    """
     whole_number(1, examples=examples, clients=clients)
     return Partition("full copies", (np.arange(examples),) * clients, examples)
 
@@ -257,7 +258,7 @@ def iid(
     2
     """
     whole_number(1, examples=examples, clients=clients, examples_per_client=examples_per_client)
-    _fits(examples_per_client, examples)
+    in_range(1, examples, examples_per_client=examples_per_client)
     portions = examples // examples_per_client
     indices: list[np.ndarray] = []
     while len(indices) < clients:
@@ -302,15 +303,12 @@ def dirichlet(
     whole_number(1, clients=clients)
     in_range(1e-3, 1e6, alpha=alpha)
     labels = np.asarray(labels)
-    if clients > len(labels):
-        raise InputError(
-            f"clients = {clients} is more than the {len(labels)} examples: each client needs one."
-        )
+    in_range(1, len(labels), clients=clients)
     owner = np.empty(len(labels), np.int64)  # [N]
     for label in np.unique(labels):
-        held = rng.permutation(np.flatnonzero(labels == label))
+        positions = rng.permutation(np.flatnonzero(labels == label))
         share = rng.dirichlet(np.full(clients, float(alpha)))  # [clients]
-        owner[held] = np.repeat(np.arange(clients), rng.multinomial(len(held), share))
+        owner[positions] = np.repeat(np.arange(clients), rng.multinomial(len(positions), share))
     size = np.bincount(owner, minlength=clients)
     for empty in np.flatnonzero(size == 0):
         largest = int(np.argmax(size))
@@ -318,4 +316,6 @@ def dirichlet(
         size[largest] -= 1
         size[empty] = 1
     by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(size)[:-1])
-    return Partition("dirichlet", tuple(rng.permutation(held) for held in by_owner), len(labels))
+    return Partition(
+        "dirichlet", tuple(rng.permutation(positions) for positions in by_owner), len(labels)
+    )

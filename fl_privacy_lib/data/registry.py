@@ -6,10 +6,10 @@ function that makes the parts of a `Dataset` from what the decoder returns.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fl_privacy_lib.data import decoders, download, splits, synthetic, tabular
-from fl_privacy_lib.data.decoders import FOUR
 from fl_privacy_lib.data.files import Arrays, Form, Layout
 from fl_privacy_lib.data.splits import Parts
 
@@ -74,27 +74,24 @@ _MNIST = Layout(
         ),
     ),
     decode=decoders.decode_mnist,
-    arrays=FOUR,
 )
 
 
-def _batch(name: str, md5: str) -> tuple[Form, ...]:
-    """Return the one form of a CIFAR-10 pickle, with the MD5 that its authors publish."""
-    return (Form(f"cifar-10-batches-py/{name}", f"md5:{md5}"),)
-
-
 _CIFAR_PICKLES = Layout(
-    files=(
-        _batch("data_batch_1", "c99cafc152244af753f735de768cd75f"),
-        _batch("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
-        _batch("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
-        _batch("data_batch_4", "634d18415352ddfa80567beed471001a"),
-        _batch("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
-        _batch("test_batch", "40351d587109b95175f43aff81a1287e"),
-        _batch("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
+    # The MD5 that its authors publish.
+    files=tuple(
+        (Form(f"cifar-10-batches-py/{name}", f"md5:{md5}"),)
+        for name, md5 in (
+            ("data_batch_1", "c99cafc152244af753f735de768cd75f"),
+            ("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
+            ("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
+            ("data_batch_4", "634d18415352ddfa80567beed471001a"),
+            ("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
+            ("test_batch", "40351d587109b95175f43aff81a1287e"),
+            ("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
+        )
     ),
     decode=decoders.decode_cifar_pickles,
-    arrays=FOUR,
     note="All 10,000 test images are there.",
 )
 # No checksum of the files: the same pixels can be stored in many ways, so the decoder compares the
@@ -105,7 +102,6 @@ _CIFAR_PARQUET = Layout(
         (Form("CIFAR10/test-00000-of-00001.parquet"),),
     ),
     decode=decoders.decode_cifar_parquet,
-    arrays=FOUR,
     note="The test images are those of the Parquet file, at least the first 1,017 of the 10,000.",
 )
 _LFW = Layout(
@@ -118,14 +114,14 @@ _LFW = Layout(
         ),
     ),
     decode=decoders.decode_lfw,
-    arrays=("images", "labels", "names"),
-    note="The original pictures, not the funneled (aligned) ones that scikit-learn returns by default.",
+    note="The original pictures, not the funneled (aligned) ones that scikit-learn returns by "
+    "default.",
 )
 _LFW_FUNNELED = Layout(
     files=((Form(download.LFW_FUNNELED),),),
     decode=decoders.decode_lfw,
-    arrays=("images", "labels", "names"),
-    note="The funneled (aligned) pictures, as scikit-learn downloads them; lfw20_32x32.npz has others.",
+    note="The funneled (aligned) pictures, as scikit-learn downloads them; lfw20_32x32.npz has "
+    "others.",
 )
 
 
@@ -145,7 +141,6 @@ _ADULT = Layout(
         ),
     ),
     decode=tabular.decode_adult,
-    arrays=tabular.TABLE,
 )
 _BANK = Layout(
     files=(
@@ -157,7 +152,6 @@ _BANK = Layout(
         ),
     ),
     decode=tabular.decode_bank,
-    arrays=tabular.TABLE,
 )
 _KDD99 = Layout(
     files=(
@@ -169,13 +163,7 @@ _KDD99 = Layout(
         ),
     ),
     decode=tabular.decode_kdd99,
-    arrays=tabular.TABLE,
 )
-
-
-def _embedded(decode: Callable[..., Arrays], *arrays: str) -> tuple[Layout, ...]:
-    """Return the layout of data that come with scikit-learn, or are drawn: no files."""
-    return (Layout(files=(), decode=decode, arrays=arrays),)
 
 
 def _adult(title: str, build: Callable[[Arrays], Parts], note: str) -> Spec:
@@ -187,39 +175,40 @@ def _adult(title: str, build: Callable[[Arrays], Parts], note: str) -> Spec:
         build=build,
         licence="CC BY 4.0",
         source="Becker and Kohavi, Adult, UCI Machine Learning Repository, 1996",
-        note=f"{note} {_drawn(36_631, 12_211)}",
+        note=f"{note} {_describe_cut(36_631, 12_211)}",
         fetch=download.adult,
     )
 
 
-def _synthetic(
-    title: str, decode: Callable[..., Arrays], train: int, validation: int, more: str = ""
-) -> Spec:
+def _synthetic(title: str, records: int, columns: int, remark: str = "") -> Spec:
     """Return one of the two synthetic sets."""
+    decode = partial(synthetic.decode, records=records, columns=columns)
     return Spec(
         title=title,
         kind="tabular",
-        layouts=_embedded(decode, *synthetic.ARRAYS),
+        layouts=(Layout(files=(), decode=decode),),
         build=synthetic.build,
         licence="none needed: the records are drawn",
-        source="the recipe of Wangni, Wang, Liu and Zhang, Gradient sparsification for communication-efficient "
-        "distributed optimization, 2018",
+        source="the recipe of Wangni, Wang, Liu and Zhang, Gradient sparsification for "
+        "communication-efficient distributed optimization, 2018",
         note="Drawn with C1 = 0.01 and C2 = 0.9, with the same magnitudes for every record"
-        + more
-        + ". "
-        f"The values are not scaled: some lie outside [-1, 1]. {_drawn(train, validation)}",
+        f"{remark}. The values are not scaled: some lie outside [-1, 1]. "
+        f"{_describe_cut(3 * records // 4, records // 4)}",
     )
 
 
-def _drawn(train: int, validation: int) -> str:
+def _describe_cut(train: int, validation: int) -> str:
     """Return the sentence on records that were cut at random."""
     return (
-        f"{train:,} records for training and {validation:,} to validate, shuffled once (seed {splits.SPLIT_SEED}), "
-        "not stratified; no test records."
+        f"{train:,} records for training and {validation:,} to validate, shuffled once "
+        f"(seed {splits.SPLIT_SEED}), not stratified; no test records."
     )
 
 
-_SCALED = "Each attribute is scaled by its range over the training records; values outside it are clipped to [0, 1]."
+_SCALED = (
+    "Each attribute is scaled by its range over the training records; values outside it are "
+    "clipped to [0, 1]."
+)
 
 
 DATASETS: dict[str, Spec] = {
@@ -227,7 +216,7 @@ DATASETS: dict[str, Spec] = {
         title="MNIST",
         kind="image",
         layouts=(_MNIST,),
-        build=splits.build_mnist,
+        build=partial(splits.cut_tail, classes=splits.DIGIT_CLASSES),
         licence="usually cited as CC BY-SA 3.0",
         source="LeCun, Cortes and Burges, The MNIST database of handwritten digits",
         note="50,000 images for training; the last 10,000 of the original training set validate; "
@@ -238,7 +227,7 @@ DATASETS: dict[str, Spec] = {
         title="CIFAR-10",
         kind="image",
         layouts=(_CIFAR_PICKLES, _CIFAR_PARQUET),
-        build=splits.build_cifar,
+        build=partial(splits.cut_tail, classes=splits.CIFAR_CLASSES),
         licence="no formal licence",
         source="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
         note="40,000 images for training; the last 10,000 of the original training set validate.",
@@ -251,80 +240,77 @@ DATASETS: dict[str, Spec] = {
         build=splits.build_lfw,
         licence="for research, no formal licence",
         source="Huang, Ramesh, Berg and Learned-Miller, Labeled Faces in the Wild, 2007",
-        note="The 62 people with at least 20 pictures, cropped to rows 70 to 194 and columns 78 to 171 and "
-        "resized to 32 x 32; 2,267 for training and 756 to validate, shuffled once "
+        note="The 62 people with at least 20 pictures, cropped to rows 70 to 194 and columns 78 to "
+        "171 and resized to 32 x 32; 2,267 for training and 756 to validate, shuffled once "
         f"(seed {splits.SPLIT_SEED}), not stratified; no test images.",
         fetch=download.lfw,
     ),
     "cancer": Spec(
         title="Breast cancer",
         kind="tabular",
-        layouts=_embedded(decoders.decode_cancer, "x", "y", "classes"),
+        layouts=(Layout(files=(), decode=decoders.decode_cancer),),
         build=splits.build_cancer,
         licence="CC BY 4.0",
-        source="Wolberg, Mangasarian, Street and Street, Breast Cancer Wisconsin (Diagnostic), 1993, "
-        "as it comes with scikit-learn",
-        note=f"426 records for training and 143 to validate, shuffled once (seed {splits.SPLIT_SEED}), not "
-        "stratified; no test records. Each attribute is scaled by its range over the training records; "
-        "validation values outside it are clipped to [0, 1].",
+        source="Wolberg, Mangasarian, Street and Street, Breast Cancer Wisconsin (Diagnostic), "
+        "1993, as it comes with scikit-learn",
+        note=f"{_describe_cut(426, 143)} Each attribute is scaled by its range over the training "
+        "records; validation values outside it are clipped to [0, 1].",
     ),
     "digits": Spec(
         title="Digits",
         kind="image",
-        layouts=_embedded(decoders.decode_digits, "x", "y"),
+        layouts=(Layout(files=(), decode=decoders.decode_digits),),
         build=splits.build_digits,
         licence="CC BY 4.0",
         source="Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, 1998, "
         "as it comes with scikit-learn",
-        note="8 x 8 images resized to 28 x 28 by linear interpolation, so that they fit where MNIST does; "
-        "they are not MNIST. 1,347 for training and 450 to validate, shuffled once "
+        note="8 x 8 images resized to 28 x 28 by linear interpolation, so that they fit where "
+        "MNIST does; they are not MNIST. 1,347 for training and 450 to validate, shuffled once "
         f"(seed {splits.SPLIT_SEED}), not stratified; no test images.",
     ),
     "adult": _adult(
         "Adult",
-        tabular.build_adult,
-        "105 columns, as in Fed-CDP: 6 numbers and a column for each of the 99 categories; a missing value (?) has "
-        f"zeros in all columns of its attribute. {_SCALED}",
+        partial(tabular.build, classes=("<=50K", ">50K")),
+        "105 columns, as in Fed-CDP: 6 numbers and a column for each of the 99 categories; a "
+        f"missing value (?) has zeros in all columns of its attribute. {_SCALED}",
     ),
     "adult_123": _adult(
         "Adult, 123 columns",
         tabular.build_adult_123,
-        "123 columns of zeros and ones, as in FedSel and in LIBSVM's a9a: the 6 numbers become 5 + 5 + 5 + 2 + 2 + 5 "
-        "bins, and each of the 99 categories is a column; a missing value (?) has zeros in all columns of its "
-        "attribute. A rebuilding: the edges of the bins are unpublished; these are the quintiles of adult.data, with "
-        "ties moved apart.",
+        "123 columns of zeros and ones, as in FedSel and in LIBSVM's a9a: the 6 numbers become "
+        "5 + 5 + 5 + 2 + 2 + 5 bins, and each of the 99 categories is a column; a missing value "
+        "(?) has zeros in all columns of its attribute. A rebuilding: the edges of the bins are "
+        "unpublished; these are the quintiles of adult.data, with ties moved apart.",
     ),
     "bank": Spec(
         title="Bank Marketing",
         kind="tabular",
         layouts=(_BANK,),
-        build=tabular.build_bank,
+        build=partial(tabular.build, classes=("no", "yes"), first=1),
         licence="CC BY 4.0",
         source="Moro, Cortez and Rita, Bank Marketing, UCI Machine Learning Repository, 2012",
-        note="32 columns, as many as in FedSel, which does not say which: here the 7 numbers, the month as a number "
-        "from 1 to 12, and a column for each category but the first, in alphabetical order, of the other 8 "
-        f"attributes. {_SCALED} {_drawn(33_908, 11_303)}",
+        note="32 columns, as many as in FedSel, which does not say which: here the 7 numbers, the "
+        "month as a number from 1 to 12, and a column for each category but the first, in "
+        "alphabetical order, of the other 8 attributes. "
+        f"{_SCALED} {_describe_cut(33_908, 11_303)}",
         fetch=download.bank,
     ),
     "kdd99": Spec(
         title="KDD Cup 99",
         kind="tabular",
         layouts=(_KDD99,),
-        build=tabular.build_kdd99,
+        build=partial(tabular.build, classes=("normal", "attack")),
         licence="CC BY 4.0",
         source="Hettich and Bay, The UCI KDD Archive, 1999; the 10-percent file",
-        note=f"70,000 of the 494,021 records, drawn once (seed {splits.SPLIT_SEED}); class 1 is any attack. 113 "
-        "columns, the 38 numbers and the categories that occur among the records drawn; FedSel has 114, and other "
-        "draws give 111 to 117. Most records are copies of others, so that many are both for training and held out. "
-        f"{_SCALED} {_drawn(52_500, 17_500)}",
+        note=f"70,000 of the 494,021 records, drawn once (seed {splits.SPLIT_SEED}); class 1 is "
+        "any attack. 113 columns, the 38 numbers and the categories that occur among the records "
+        "drawn; FedSel has 114, and other draws give 111 to 117. Most records are copies of "
+        "others, so that many are both for training and held out. "
+        f"{_SCALED} {_describe_cut(52_500, 17_500)}",
         fetch=download.kdd99,
     ),
-    "syn_l": _synthetic("syn-L", synthetic.decode_syn_l, 45_000, 15_000),
+    "syn_l": _synthetic("syn-L", 60_000, 100),
     "syn_h": _synthetic(
-        "syn-H",
-        synthetic.decode_syn_h,
-        75_000,
-        25_000,
-        ", as for syn-L, since the paper gives none for syn-H",
+        "syn-H", 100_000, 300, ", as for syn-L, since the paper gives none for syn-H"
     ),
 }

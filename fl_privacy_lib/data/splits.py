@@ -1,7 +1,7 @@
-"""From stored arrays to the parts of a data set: scaled to [0, 1], cut for training, validation and test."""
+"""From stored arrays to the parts of a data set: scaled, and cut for training and validation."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from fl_privacy_lib.data.files import Arrays
 
 # Cuts of data sets that have no order of their own are drawn once, from this seed, for every run.
 SPLIT_SEED = 20210707
+# Training images of MNIST and CIFAR-10 that validate.
+HELD_OUT = 10_000
 
 CIFAR_CLASSES = (
     "airplane",
@@ -25,8 +27,20 @@ CIFAR_CLASSES = (
 DIGIT_CLASSES = tuple("0123456789")
 
 
-class Parts(NamedTuple):
-    """The arrays of a data set, cut for training, validation and test, and the names of its classes."""
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The arrays of a data set, cut for training, validation and test.
+
+    Attributes
+    ----------
+    train_x, validation_x, test_x : ndarray of float32
+        Images [N, C, H, W] or records [N, F], with values in [0, 1] unless the note of the data set
+        says otherwise. N may be 0 for the test.
+    train_y, validation_y, test_y : ndarray of int64, [N]
+        Class of each example, 0 to n_classes - 1; a margin's sign for class y of two is 2 y - 1.
+    classes : tuple of str
+        Names of the classes.
+    """
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -38,7 +52,7 @@ class Parts(NamedTuple):
 
 
 def unit_range(pixels: np.ndarray) -> np.ndarray:
-    """Return uint8 values 0..255 as float32 in [0, 1], in the same shape and without a second copy."""
+    """Return uint8 values 0..255 as float32 in [0, 1], of the same shape, with a single copy."""
     values = pixels.astype(np.float32, order="C")
     values /= np.float32(255)
     return values
@@ -69,20 +83,17 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     array([0.  , 0.25, 0.75, 1.  ])
     """
     old = images.shape[-1]
-    centre = np.clip(
-        (np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1
-    )  # [size], in old pixels
-    weight = np.maximum(
-        0, 1 - np.abs(centre[:, None] - np.arange(old))
-    )  # [size, old]; each row sums to 1
+    # centres [size] in old pixels; rows of weight [size, old] sum to 1
+    centre = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)
+    weight = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(old)))
     return weight @ images @ weight.T
 
 
-def cut_tail(arrays: Arrays, held_out: int, classes: tuple[str, ...]) -> Parts:
-    """Return image parts: the last held_out training examples validate, in the files' order."""
+def cut_tail(arrays: Arrays, classes: tuple[str, ...]) -> Parts:
+    """Return image parts, in the files' order; the last `HELD_OUT` training examples validate."""
     x, y = channels_first(arrays["train_images"]), arrays["train_labels"].astype(np.int64)
     test_x, test_y = channels_first(arrays["test_images"]), arrays["test_labels"].astype(np.int64)
-    cut = len(y) - held_out
+    cut = len(y) - HELD_OUT
     return Parts(x[:cut], y[:cut], x[cut:], y[cut:], test_x, test_y, classes)
 
 
@@ -109,21 +120,12 @@ def scaled_by_training(parts: Parts) -> Parts:
     def scale(x: np.ndarray) -> np.ndarray:
         return np.clip((x - low) / span, 0, 1).astype(np.float32)
 
-    return parts._replace(
+    return replace(
+        parts,
         train_x=scale(parts.train_x),
         validation_x=scale(parts.validation_x),
         test_x=scale(parts.test_x),
     )
-
-
-def build_mnist(arrays: Arrays) -> Parts:
-    """Return 50,000 / 10,000 / 10,000 images [N, 1, 28, 28]."""
-    return cut_tail(arrays, 10_000, DIGIT_CLASSES)
-
-
-def build_cifar(arrays: Arrays) -> Parts:
-    """Return 40,000 / 10,000 images [N, 3, 32, 32] and the test images that are there."""
-    return cut_tail(arrays, 10_000, CIFAR_CLASSES)
 
 
 def build_lfw(arrays: Arrays) -> Parts:

@@ -9,10 +9,6 @@ from fl_privacy_lib._checks import in_range, positive
 from fl_privacy_lib.data.files import Arrays
 from fl_privacy_lib.data.splits import SPLIT_SEED, Parts, cut_three_to_one
 
-# Records and columns of each set, and the names of what `decode` returns.
-SIZES = {"syn_l": (60_000, 100), "syn_h": (100_000, 300)}
-ARRAYS = ("x", "y")
-
 
 def sparse_normal(
     records: int,
@@ -71,21 +67,10 @@ def sparse_normal(
     return x.astype(np.float32), y.astype(np.uint8)
 
 
-def decode_syn_l(paths: Sequence[Path]) -> Arrays:
-    """Return syn-L-0.01-0.9, x [60000, 100] and y."""
-    return _draw("syn_l")
-
-
-def decode_syn_h(paths: Sequence[Path]) -> Arrays:
-    """Return syn-H-0.01-0.9, x [100000, 300] and y."""
-    return _draw("syn_h")
-
-
-def _draw(name: str) -> Arrays:
-    records, columns = SIZES[name]
-    return dict(
-        zip(ARRAYS, sparse_normal(records, columns, np.random.default_rng(SPLIT_SEED)), strict=True)
-    )
+def decode(paths: Sequence[Path], records: int, columns: int) -> Arrays:
+    """Return x [records, columns] and y [records], drawn from `SPLIT_SEED`; no file is read."""
+    x, y = sparse_normal(records, columns, np.random.default_rng(SPLIT_SEED))
+    return {"x": x, "y": y}
 
 
 def build(arrays: Arrays) -> Parts:

@@ -1,4 +1,4 @@
-"""Adult, Bank Marketing and KDD Cup 99: from their text files to numbers and codes, and on to columns in [0, 1].
+"""Adult, Bank Marketing and KDD Cup 99: from their text files to columns in [0, 1].
 
 A decoder returns ``numbers`` [N, P], ``codes`` [N, Q] (the position of each category among the
 attribute's names in alphabetical order, -1 where the value is missing) and ``y`` [N]. A builder
@@ -6,15 +6,19 @@ makes the columns: first those of the numeric attributes, then those of the cate
 in the files' order.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fl_privacy_lib.data.files import Arrays, read_bytes
 from fl_privacy_lib.data.splits import SPLIT_SEED, Parts, cut_three_to_one, scaled_by_training
 
-TABLE = ("numbers", "codes", "y")
+if TYPE_CHECKING:
+    import pandas as pd
+
 KDD_RECORDS = 70_000
 MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 
@@ -32,17 +36,41 @@ ADULT_EDGES = (
 )
 
 
-def table(
-    rows: Sequence[Sequence[str]], categorical: Sequence[int], positive: Sequence[str]
-) -> Arrays:
-    """Return numbers, codes and labels of records of text.
+def read_table(paths: Sequence[Path], **options: Any) -> "pd.DataFrame":
+    """Return the records of text files, plain or compressed; only ``?`` is a missing value.
 
     Parameters
     ----------
-    rows : sequence of sequence of str, [N][attributes + 1]
-        The last entry of each is the label.
-    categorical : sequence of int
-        Positions of the categorical attributes; all others are numeric.
+    paths : sequence of Path
+        One after the other.
+    **options
+        Of `pandas.read_csv`.
+
+    Returns
+    -------
+    DataFrame
+        Attributes in the file's order, the label last.
+    """
+    import pandas as pd
+
+    # Another precision than round_trip may be off by one unit in the last place.
+    return pd.read_csv(
+        io.BytesIO(b"\n".join(read_bytes(path) for path in paths)),
+        keep_default_na=False,
+        na_values="?",
+        skipinitialspace=True,
+        float_precision="round_trip",
+        **options,
+    )
+
+
+def encode(frame: "pd.DataFrame", positive: Sequence[str]) -> Arrays:
+    """Return numbers, codes and labels of a table.
+
+    Parameters
+    ----------
+    frame : DataFrame, [N, attributes + 1]
+        The last column is the label; of the others, text is categorical.
     positive : sequence of str
         The labels that count as class 1.
 
@@ -53,21 +81,17 @@ def table(
 
     Examples
     --------
-    >>> table([["b", "1", "no"], ["?", "2", "yes"], ["a", "3", "no"]], [0], ["yes"])["codes"].tolist()
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"a": ["b", None, "a"], "b": [1, 2, 3], "y": ["no", "yes", "no"]})
+    >>> encode(frame, ["yes"])["codes"].tolist()
     [[1], [-1], [0]]
     """
-    *attributes, labels = zip(*rows, strict=True)
-    codes = []
-    for column in (attributes[j] for j in categorical):
-        place = {name: code for code, name in enumerate(sorted(set(column) - {"?"}))} | {"?": -1}
-        codes.append(np.array([place[name] for name in column], np.int16))
-    numbers = [
-        np.array(column, np.float64) for j, column in enumerate(attributes) if j not in categorical
-    ]
+    attributes, labels = frame.iloc[:, :-1], frame.iloc[:, -1]
+    categories = attributes.select_dtypes(exclude="number").astype("category")
     return {
-        "numbers": np.stack(numbers, axis=1),
-        "codes": np.stack(codes, axis=1),
-        "y": np.isin(labels, positive).astype(np.uint8),
+        "numbers": attributes.select_dtypes("number").to_numpy(np.float64),
+        "codes": categories.apply(lambda column: column.cat.codes).to_numpy(np.int16),
+        "y": labels.isin(positive).to_numpy(np.uint8),
     }
 
 
@@ -98,36 +122,39 @@ def one_hot(codes: np.ndarray, first: int = 0) -> np.ndarray:
 
 
 def decode_adult(paths: Sequence[Path]) -> Arrays:
-    """Return the 48,842 records of adult.data and adult.test: 6 numbers, 8 codes, and 1 for an income above 50K."""
-    lines = "\n".join(read_bytes(path).decode() for path in paths).splitlines()
-    # adult.test has a line before its records, and a full stop after each label.
-    rows = [line.rstrip(".").split(", ") for line in lines if line.count(",") == 14]
-    return table(rows, (1, 3, 5, 6, 7, 8, 9, 13), [">50K"])
+    """Return the 48,842 records of adult.data and adult.test: 6 numbers and 8 codes.
+
+    Class 1 is an income above 50K. adult.test has a comment before its records, and a full stop
+    after each label.
+    """
+    return encode(read_table(paths, header=None, comment="|"), [">50K", ">50K."])
 
 
 def decode_bank(paths: Sequence[Path]) -> Arrays:
-    """Return the 45,211 records of bank-full.csv: 8 numbers, one of them the month, 8 codes, and 1 for yes."""
-    rows = [
-        line.replace('"', "").split(";") for line in read_bytes(paths[0]).decode().splitlines()[1:]
-    ]
-    month = {name: str(number) for number, name in enumerate(MONTHS, 1)}
-    rows = [[*row[:10], month[row[10]], *row[11:]] for row in rows]
-    return table(rows, (1, 2, 3, 4, 6, 7, 8, 15), ["yes"])
+    """Return the 45,211 records of bank-full.csv: 8 numbers, one of them the month, and 8 codes.
+
+    Class 1 is yes.
+    """
+    frame = read_table(paths, sep=";")
+    frame["month"] = frame["month"].map(MONTHS.index) + 1
+    return encode(frame, ["yes"])
 
 
 def decode_kdd99(paths: Sequence[Path]) -> Arrays:
-    """Return 70,000 of the 494,021 records, drawn from `SPLIT_SEED`: 38 numbers, 3 codes, and 1 for an attack."""
-    lines = read_bytes(paths[0]).decode().split()
-    drawn = np.random.default_rng(SPLIT_SEED).choice(len(lines), KDD_RECORDS, replace=False)
-    rows = [lines[i].split(",") for i in np.sort(drawn)]
-    normal = table(rows, (1, 2, 3), ["normal."])
-    return normal | {"y": 1 - normal["y"]}
+    """Return 70,000 of the 494,021 records, drawn from `SPLIT_SEED`: 38 numbers and 3 codes.
+
+    Class 1 is any attack.
+    """
+    frame = read_table(paths, header=None)
+    drawn = np.random.default_rng(SPLIT_SEED).choice(len(frame), KDD_RECORDS, replace=False)
+    arrays = encode(frame.iloc[np.sort(drawn)], ["normal."])
+    return arrays | {"y": 1 - arrays["y"]}
 
 
-def build_adult(arrays: Arrays) -> Parts:
-    """Return 36,631 / 12,211 / 0 records [N, 105]: 6 numbers and 99 categories."""
-    x = np.hstack([arrays["numbers"], one_hot(arrays["codes"])])
-    return scaled_by_training(cut_three_to_one(x, arrays["y"], ("<=50K", ">50K")))
+def build(arrays: Arrays, classes: tuple[str, str], first: int = 0) -> Parts:
+    """Return scaled parts: the numbers, then the categories, see `one_hot` for `first`."""
+    x = np.hstack([arrays["numbers"], one_hot(arrays["codes"], first)])
+    return scaled_by_training(cut_three_to_one(x, arrays["y"], classes))
 
 
 def build_adult_123(arrays: Arrays) -> Parts:
@@ -138,15 +165,3 @@ def build_adult_123(arrays: Arrays) -> Parts:
     )  # [N, 6]
     x = one_hot(np.hstack([bins, arrays["codes"]])).astype(np.float32)
     return cut_three_to_one(x, arrays["y"], ("<=50K", ">50K"))
-
-
-def build_bank(arrays: Arrays) -> Parts:
-    """Return 33,908 / 11,303 / 0 records [N, 32]: 8 numbers and 24 categories."""
-    x = np.hstack([arrays["numbers"], one_hot(arrays["codes"], first=1)])
-    return scaled_by_training(cut_three_to_one(x, arrays["y"], ("no", "yes")))
-
-
-def build_kdd99(arrays: Arrays) -> Parts:
-    """Return 52,500 / 17,500 / 0 records: 38 numbers and the categories that occur in the sample."""
-    x = np.hstack([arrays["numbers"], one_hot(arrays["codes"])])
-    return scaled_by_training(cut_three_to_one(x, arrays["y"], ("normal", "attack")))

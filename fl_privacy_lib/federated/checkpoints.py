@@ -5,14 +5,13 @@ processes only the first one reads and writes files; the others are sent the byt
 """
 
 import io
-import os
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data import files
+from fl_privacy_lib._files import atomic_file
 from fl_privacy_lib.federated.fingerprint import Fingerprint, differing_parts
 from fl_privacy_lib.federated.participation import Taps
 from fl_privacy_lib.federated.rounds import Job
@@ -32,18 +31,8 @@ def save(path: Path, parts: Fingerprint, state: Start, taps: Taps) -> None:
         If the folder cannot be written.
     """
     record = dict(zip(CONTENTS, (parts, *state, taps.records()), strict=True))
-
-    def write(stream: IO[bytes]) -> None:
+    with atomic_file(path) as stream:
         torch.save(record, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-    try:
-        files.save(path, write)
-    except OSError as error:
-        raise InputError(
-            f"{path} could not be written ({error.strerror}): free some space or rights there."
-        ) from None
 
 
 def read(path: Path, resume: bool) -> bytes | None:

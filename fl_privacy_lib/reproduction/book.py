@@ -11,6 +11,7 @@ from typing import Any
 
 import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.execution import (
     check_disk,
@@ -20,7 +21,6 @@ from fl_privacy_lib.reproduction.execution import (
     timed,
 )
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
-from fl_privacy_lib.reproduction.records import write_atomically
 from fl_privacy_lib.reproduction.settings import Settings
 from fl_privacy_lib.reproduction.tables import Table, claims_table, summary_table
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, load, verify
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
 from fl_privacy_lib.reproduction.progress import report_progress
-from fl_privacy_lib.reproduction.records import write_atomically
 from fl_privacy_lib.reproduction.settings import Settings
 
 NEEDED_MIB = 500  # free disk that executing and building ask for, with a margin

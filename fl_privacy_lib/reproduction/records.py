@@ -10,8 +10,6 @@ import functools
 import hashlib
 import io
 import json
-import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable
@@ -23,6 +21,7 @@ import pandas as pd
 
 import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import atomic_file, write_atomically
 
 META = ["mean", "std", "n", "seeds", "profile", "device", "seconds", "version", "date"]
 Values = dict[str, dict[str, Any]]  # metric → {mean, std, n}
@@ -36,38 +35,6 @@ def numbers(values: Any) -> dict[str, Any]:
         "std": float(array.std(ddof=1)) if array.size > 1 else 0.0,
         "n": array.size,
     }
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all.
-
-    Raises
-    ------
-    InputError
-        If the disk is full or the folder cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(
-            f"{path.parent} cannot be written ({error.strerror}): free space or rights there."
-        ) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would lock other readers of a shared folder out
-        os.replace(temporary, path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise InputError(
-            f"{path} could not be written ({error.strerror}): free some space and run again."
-        ) from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read_record(
@@ -203,10 +170,8 @@ class PointCache:
         started = time.perf_counter()
         result = {name: np.asarray(value) for name, value in compute().items()}
         result.setdefault("seconds", np.asarray(time.perf_counter() - started))
-        with tempfile.SpooledTemporaryFile() as buffer:
-            np.savez(buffer, **result)
-            buffer.seek(0)
-            write_atomically(path, buffer.read())
+        with atomic_file(path) as stream:
+            np.savez(stream, **result)
         return result
 
 

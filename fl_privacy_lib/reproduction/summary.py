@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.reproduction.paths import ROOT
-from fl_privacy_lib.reproduction.records import write_atomically
 from fl_privacy_lib.reproduction.tables import summary_table
 
 START, END = (

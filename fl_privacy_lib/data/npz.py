@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data.files import is_file, unreadable
+from fl_privacy_lib.data.files import is_file, reading
 from fl_privacy_lib.data.splits import unit_range
 
 PREFIX = "npz:"
@@ -15,12 +15,7 @@ KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 def path_of(name: str, root: Path) -> Path:
     """Return the file that ``npz:PATH`` names; a relative PATH is meant from the data folder."""
-    text = os.path.expanduser(name.removeprefix(PREFIX))
-    if not text:
-        raise InputError(
-            "The data set 'npz:' names no file: write npz:PATH, such as npz:/home/me/mine.npz."
-        )
-    return root / text
+    return root / os.path.expanduser(name.removeprefix(PREFIX))
 
 
 def _open(path: Path) -> np.lib.npyio.NpzFile:
@@ -29,10 +24,10 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
         raise InputError(
             f"There is no file {path}: give npz:PATH an absolute path, or one from the data folder."
         )
+    with reading(path), open(path, "rb"):
+        pass  # so that only the content can be at fault below
     try:
         archive = np.load(path, allow_pickle=False)
-    except PermissionError as error:
-        raise unreadable(path, error) from error
     except Exception as error:
         # A damaged archive can raise whatever zipfile or numpy's header parser raises.
         raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error
@@ -42,10 +37,9 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
         )
     lacking = [key for key in KEYS if key not in archive.files]
     if lacking:
-        held = ", ".join(archive.files) or "nothing"
-        archive.close()
         raise InputError(
-            f"{path} lacks the array {lacking[0]}: it holds {held}, and needs {', '.join(KEYS)}."
+            f"{path} lacks the array {lacking[0]}: it holds {', '.join(archive.files) or 'nothing'}"
+            f", and needs {', '.join(KEYS)}."
         )
     return archive
 
@@ -61,8 +55,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Returns
     -------
     dict
-        Images as float32 [N, C, H, W] in [0, 1], labels as int64 [N], under the archive's own
-        names.
+        Images as float32 [N, C, H, W] in [0, 1], labels as int64 [N], under the archive's names.
 
     Raises
     ------
@@ -76,8 +69,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
             try:
                 arrays[key] = archive[key]
             except Exception as error:
-                # As above; numpy refuses arrays of Python objects here, since they would be
-                # pickles.
+                # As above; numpy refuses arrays of Python objects, since they would be pickles.
                 raise InputError(
                     f"The array {key} of {path} cannot be read ({str(error).rstrip('.')}): "
                     "write it again with numpy.savez, as numbers."
@@ -89,8 +81,8 @@ def read(path: Path) -> dict[str, np.ndarray]:
     if arrays["train_images"].shape[1:] != arrays["test_images"].shape[1:]:
         shapes = [arrays[f"{part}_images"].shape[1:] for part in ("train", "test")]
         raise InputError(
-            f"The images of {path} differ: an image for training is {shapes[0]} and one for the test is "
-            f"{shapes[1]}, as channels, height and width; make them alike."
+            f"The images of {path} differ: an image for training is {shapes[0]} and one for the "
+            f"test is {shapes[1]}, as channels, height and width; make them alike."
         )
     _check_classes(path, arrays["train_labels"], arrays["test_labels"])
     return arrays
@@ -105,8 +97,8 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
         How to name the array in an error.
     array : ndarray
         uint8 in 0..255, or floating point in [0, 1]. Three axes are [N, H, W]. Of four axes, the
-        one of length 1 or 3 is the channels: the last one ([N, H, W, C]) or the second one ([N, C,
-        H, W]).
+        one of length 1 or 3 is the channels: the last one ([N, H, W, C]) or the second one
+        ([N, C, H, W]).
 
     Raises
     ------
@@ -114,42 +106,39 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
         For another type or number of axes; for four axes of which neither or both could be the
         channels; for values that are not finite or not in [0, 1].
     """
+    if array.ndim not in (3, 4) or 0 in array.shape[1:]:
+        raise InputError(
+            f"{what} has the shape {array.shape}: images need [N, H, W], [N, H, W, C] or "
+            "[N, C, H, W], and at least one pixel."
+        )
     if array.ndim == 3:
         array = array[:, None]  # [N, 1, H, W]
-    elif array.ndim != 4:
-        raise InputError(
-            f"{what} has {array.ndim} axes: images need [N, H, W], [N, H, W, C] or [N, C, H, W]."
-        )
     else:
-        first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
-        if first == last:
-            fault = "both could be" if first else "neither can be"
+        second, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+        if second == last:
             raise InputError(
-                f"{what} has the shape {array.shape}: of the second and the last axis {fault} the channels "
-                "(1 or 3); write [N, H, W] for one channel."
+                f"{what} has the shape {array.shape}: of the second and the last axis "
+                f"{'both' if second else 'neither'} can be the channels (1 or 3); write [N, H, W] "
+                "for one channel."
             )
         if last:
             array = array.transpose(0, 3, 1, 2)  # [N, C, H, W]
-    if 0 in array.shape[1:]:
-        raise InputError(f"{what} has the shape {array.shape}: an image needs at least one pixel.")
     if array.dtype == np.uint8:
         return unit_range(array)
     if array.dtype.kind != "f":
         raise InputError(
             f"{what} is of type {array.dtype}: images are uint8, or floating point in [0, 1]."
         )
-    if not np.isfinite(array).all():
-        raise InputError(f"{what} holds NaN or infinity: replace it by values in [0, 1].")
-    if array.size and (array.min() < 0 or array.max() > 1):
+    if array.size and not (array.min() >= 0 and array.max() <= 1):  # NaN fails both
         raise InputError(
-            f"{what} holds values from {array.min():g} to {array.max():g}: floating-point images lie in "
-            "[0, 1] (divide by 255, or write uint8)."
+            f"{what} holds values from {array.min():g} to {array.max():g}: floating-point images "
+            "lie in [0, 1], without NaN (divide by 255, or write uint8)."
         )
     return np.ascontiguousarray(array, np.float32)
 
 
 def labels_of(what: str, array: np.ndarray, images: int) -> np.ndarray:
-    """Return labels as int64 [N]; `InputError` unless they are integers >= 0, one for each image."""
+    """Return labels as int64 [N]; `InputError` unless integers >= 0, one for each image."""
     if array.ndim != 1 or len(array) != images:
         raise InputError(
             f"{what} has the shape {array.shape}: it needs one label for each of {images} images."
@@ -164,23 +153,19 @@ def labels_of(what: str, array: np.ndarray, images: int) -> np.ndarray:
 
 
 def _check_classes(path: Path, train: np.ndarray, test: np.ndarray) -> None:
-    """Raise `InputError` unless the labels are 0..n-1, n >= 2, and training sees each of them."""
+    """Raise `InputError` unless the labels are 0..n-1, n >= 2, and training has each of them."""
     if len(train) < 5:
         raise InputError(
-            f"{path} has {len(train)} training images: at least 5 are needed, since one fifth validates."
+            f"{path} has {len(train)} training images: at least 5 are needed, since one fifth "
+            "validates."
         )
     n_classes = int(max(train.max(), test.max(initial=0))) + 1
     if n_classes < 2:
         raise InputError(f"{path} has only the label 0: at least two classes are needed.")
-    seen = np.bincount(train, minlength=n_classes) > 0  # [n_classes]
-    if not seen.all():
+    absent = np.setdiff1d(np.arange(n_classes), train[: len(train) - len(train) // 5])
+    if absent.size:
         raise InputError(
-            f"No training image of {path} has the label {int(np.flatnonzero(~seen)[0])}: "
-            f"labels up to {n_classes - 1} are used, and train_labels needs each of 0 to {n_classes - 1}."
-        )
-    kept = np.bincount(train[: len(train) - len(train) // 5], minlength=n_classes) > 0
-    if not kept.all():
-        raise InputError(
-            f"The label {int(np.flatnonzero(~kept)[0])} occurs only in the last fifth of the training images "
-            f"of {path}, which validates: shuffle the training images before you save them."
+            f"None of the first four fifths of the training images of {path} has the label "
+            f"{absent[0]}: the last fifth validates, and labels up to {n_classes - 1} are used; "
+            "shuffle the training images before you save them, or renumber the labels."
         )

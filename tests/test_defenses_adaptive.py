@@ -22,16 +22,10 @@ from fl_privacy_lib.defenses import (
     quantile_clipped,
 )
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.adaptive import (
-    BOUND,
-    AdaptiveClip,
-    AdaptiveNoise,
-    LargestNorm,
-    MedianNorm,
-    QuantileNorm,
-)
+from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.defenses.route import ClientContext
+from fl_privacy_lib.defenses.rules import BOUND, LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
 

@@ -46,11 +46,12 @@ from fl_privacy_lib.defenses import (
     quantile_clipped,
     random_noise,
 )
-from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise, LargestNorm, QuantileNorm
+from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import DECAYS
 from fl_privacy_lib.defenses.events import release
-from fl_privacy_lib.defenses.noise import add_gaussian
+from fl_privacy_lib.defenses.noise import add_noise
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Then
+from fl_privacy_lib.defenses.rules import LargestNorm, QuantileNorm
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective, part
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
@@ -332,7 +333,7 @@ class Hiss(Stage):
     noise_scale: float = 6.0
 
     def __call__(self, values, ctx):
-        return add_gaussian(values, self.noise_scale, ctx.generators)
+        return add_noise(values, self.noise_scale, ctx.generators)
 
     def declare(self):
         return Declaration(noise=Noise(self.noise_scale))

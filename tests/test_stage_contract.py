@@ -22,7 +22,7 @@ from fl_privacy_lib.defenses import (
     fed_cdp,
 )
 from fl_privacy_lib.defenses.limits import unbounded
-from fl_privacy_lib.defenses.noise import add_gaussian
+from fl_privacy_lib.defenses.noise import add_noise
 from fl_privacy_lib.defenses.perturbation import Piecewise
 from fl_privacy_lib.defenses.selection import PerturbedEncoding, PerturbedSampling
 from fl_privacy_lib.defenses.stage import declaration
@@ -65,7 +65,7 @@ class Hidden(Stage):
     sigma: float = 0.5
 
     def __call__(self, values, ctx):
-        return add_gaussian(values, self.sigma, ctx.generators)
+        return add_noise(values, self.sigma, ctx.generators)
 
     def declare(self):
         return Declaration(noise=Noise(self.sigma, "fixed"))
@@ -130,7 +130,7 @@ class OwnBatchNoise(Stage):
     """Noise on the batch mean, without a field ``divide_by``."""
 
     def __call__(self, values, ctx):
-        return add_gaussian(values, 2.0 * 4.0 / ctx.batch_size, ctx.generators)
+        return add_noise(values, 2.0 * 4.0 / ctx.batch_size, ctx.generators)
 
     def declare(self):
         return Declaration(Clip(4.0), Noise(2.0, divide_by="batch"))

@@ -58,8 +58,9 @@ def spend(events: Events, accountant: Accountant, delta: float) -> Spending:
     ----------
     events : Event, Ledger, or sequence of Event
         The releases; one unit, one relation.
-    accountant : str ``base``, ``advanced``, ``advanced_tanh``, ``optimal``, ``optimal_third_term``:
-        compositions of (ε, δ) steps, see `fl_privacy_lib.accounting.composition`; ``zcdp``;
+    accountant : str
+        ``base``, ``advanced``, ``advanced_tanh``, ``optimal``, ``optimal_third_term``: compositions
+        of (ε, δ) steps, see `fl_privacy_lib.accounting.composition`; ``zcdp``;
         ``moments_accountant``: Rényi accounting as the papers did it (their orders, classic
         conversion); ``rdp``: the same with today's orders and conversion; ``pld``: privacy loss
         distributions; ``gdp``: exact, for releases without sampling.

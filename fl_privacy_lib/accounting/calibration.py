@@ -24,8 +24,9 @@ def noise_for(
     ----------
     epsilon : float
         The target, > 0.
-    events : callable From a noise level (a multiplier, or a factor on a whole schedule) to the
-        plan's events. More noise must never cost more.
+    events : callable
+        From a noise level (a multiplier, or a factor on a whole schedule) to the plan's events.
+        More noise must never cost more.
     accountant, delta
         As for `fl_privacy_lib.accounting.accountants.spend`.
     tolerance : float
@@ -33,7 +34,8 @@ def noise_for(
 
     Raises
     ------
-    InputError If even a noise level of 1e6 does not reach the target, as when ε is below what the
+    InputError
+        If even a noise level of 1e6 does not reach the target, as when ε is below what the
         accountant's orders can state at this δ.
 
     Examples

@@ -34,8 +34,9 @@ def step_epsilon(
         z > 0, any shape.
     step_delta : float
         δ_0 in (0, 1).
-    decimals : int, optional Round ε_0 to so many decimals. The base and advanced columns of the
-        published tables come from a rounded 0.807.
+    decimals : int, optional
+        Round ε_0 to so many decimals. The base and advanced columns of the published tables come
+        from a rounded 0.807.
 
     Returns
     -------
@@ -124,9 +125,10 @@ def composed(sums: StepSums, theorem: Theorem, slack: float = STEP_DELTA) -> Flo
     ----------
     sums : StepSums
         Sums over the steps, of any shape.
-    theorem : str ``base``: Σ ε. ``advanced``: sqrt(2 ln(1/δ~) Σε²) + Σ ε(e^ε - 1), Dwork, Rothblum
-        and Vadhan. ``advanced_tanh``: the same with Σ ε(e^ε - 1)/(e^ε + 1), second term of Kairouz,
-        Oh and Viswanath. ``optimal_third_term``: Σ ε(e^ε - 1)/(e^ε + 1) + sqrt(2 Σε² ln(e +
+    theorem : str
+        ``base``: Σ ε. ``advanced``: sqrt(2 ln(1/δ~) Σε²) + Σ ε(e^ε - 1), Dwork, Rothblum and
+        Vadhan. ``advanced_tanh``: the same with Σ ε(e^ε - 1)/(e^ε + 1), second term of Kairouz, Oh
+        and Viswanath. ``optimal_third_term``: Σ ε(e^ε - 1)/(e^ε + 1) + sqrt(2 Σε² ln(e +
         sqrt(Σε²)/δ~)), all that the papers use of that theorem. ``optimal``: the theorem itself,
         the smallest of the three.
     slack : float
@@ -169,8 +171,9 @@ def composition_spending(
         The releases; any q_t and z_t.
     theorem : str
         See `composed`.
-    step_delta, slack : float δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus
-        δ~ unless the theorem is ``base``: the result's ``composition_delta``.
+    step_delta, slack : float
+        δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus δ~ unless the theorem
+        is ``base``: the result's ``composition_delta``.
     decimals : int, optional
         Round the step's ε_0; see `step_epsilon`.
 

@@ -26,18 +26,20 @@ class Event:
     ----------
     sampling_rate : float
         q, in (0, 1]: the probability that one unit takes part in a step.
-    noise_multiplier : float z > 0: standard deviation of the noise over the ℓ2 sensitivity *under
-        the event's own relation*. Clipping at C and noise of standard deviation σC give z = σ under
-        ``add_remove`` and σ/2 under ``replace_one``.
+    noise_multiplier : float
+        z > 0: standard deviation of the noise over the ℓ2 sensitivity *under the event's own
+        relation*. Clipping at C and noise of standard deviation σC give z = σ under ``add_remove``
+        and σ/2 under ``replace_one``.
     unit : {"example", "client", "local_report"}
         Who is protected.
     relation : {"add_remove", "replace_one"}
         What neighbouring data sets differ by.
     uses : int
         How many times the release happens, at least 1.
-    sampling : {"poisson", "fixed", "none"} ``poisson``: each unit takes part by itself with
-        probability q. ``fixed``: a set of fixed size is drawn without replacement, q being its
-        share. ``none``: every unit takes part, or the adversary sees who does; q must be 1.
+    sampling : {"poisson", "fixed", "none"}
+        ``poisson``: each unit takes part by itself with probability q. ``fixed``: a set of fixed
+        size is drawn without replacement, q being its share. ``none``: every unit takes part, or
+        the adversary sees who does; q must be 1.
 
     Raises
     ------

@@ -34,14 +34,16 @@ def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None
         At most 64 different (q, z, sampling).
     delta : float
         In (0, 1).
-    grid : float, optional Width of the grid of losses. None: 1e-4, or the largest loss of a step
-        over 100,000, if that is more; made finer for a small ε, until its error is about 0.1 %.
+    grid : float, optional
+        Width of the grid of losses. None: 1e-4, or the largest loss of a step over 100,000, if that
+        is more; made finer for a small ε, until its error is about 0.1 %.
 
     Returns
     -------
-    Spending The least of two upper bounds on ε: that of the composed distributions, and that of
-        Rényi accounting, which a grid's error can exceed. Under ``replace_one`` a sampled step is
-        bounded by the symmetric curve of `replaced_delta`.
+    Spending
+        The least of two upper bounds on ε: that of the composed distributions, and that of Rényi
+        accounting, which a grid's error can exceed. Under ``replace_one`` a sampled step is bounded
+        by the symmetric curve of `replaced_delta`.
 
     Raises
     ------

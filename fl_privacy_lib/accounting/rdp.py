@@ -119,16 +119,18 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
 
     Parameters
     ----------
-    events : Event, Ledger Under ``replace_one`` a sampled event gets the bound for sampling without
-        replacement (Wang, Balle and Kasiviswanathan, 2019, theorem 27). It covers Poisson sampling
-        too, whose three cases (without the unit, with it, with its replacement) are no further
-        apart.
-    orders : tuple of float Above 1. With more than 64 different (q, z), fractional orders are left
-        out (their value is infinite): leaving an order out can only raise ε.
+    events : Event, Ledger
+        Under ``replace_one`` a sampled event gets the bound for sampling without replacement (Wang,
+        Balle and Kasiviswanathan, 2019, theorem 27). It covers Poisson sampling too, whose three
+        cases (without the unit, with it, with its replacement) are no further apart.
+    orders : tuple of float
+        Above 1. With more than 64 different (q, z), fractional orders are left out (their value is
+        infinite): leaving an order out can only raise ε.
 
     Raises
     ------
-    InputError If an order is not above 1, or more than 64 different (q, z) are sampled under
+    InputError
+        If an order is not above 1, or more than 64 different (q, z) are sampled under
         ``replace_one``.
     """
     if not orders or min(orders) <= 1:
@@ -208,9 +210,9 @@ def epsilon_from_rdp(
         Above 1.
     delta : float
         In (0, 1).
-    conversion : {"classic", "improved"} ``classic``: RDP + ln(1/δ)/(α - 1), Mironov (2017), used by
-        all three papers. ``improved``: RDP + ln(1 - 1/α) - ln(δα)/(α - 1), Canonne, Kamath and
-        Steinke (2020), as in dp_accounting.
+    conversion : {"classic", "improved"}
+        ``classic``: RDP + ln(1/δ)/(α - 1), Mironov (2017), used by all three papers. ``improved``:
+        RDP + ln(1 - 1/α) - ln(δα)/(α - 1), Canonne, Kamath and Steinke (2020), as in dp_accounting.
 
     Examples
     --------

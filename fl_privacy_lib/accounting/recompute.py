@@ -33,13 +33,15 @@ class Cell:
         Folder and file of the table.
     keys : mapping
         The row's key columns, as published.
-    kind : str ``fixed_epsilon``: ε with σ = 6; ``other_epsilon``: ε under a schedule, under the
+    kind : str
+        ``fixed_epsilon``: ε with σ = 6; ``other_epsilon``: ε under a schedule, under the
         sensitivities of one training, or with a σ that is not stated; ``target``: a budget in a
         header; ``iterations``, ``rounds``: when a budget is spent.
     published, ours, tolerance : float
         ε: within 0.1 % or one unit of the last printed digit. Iterations: within 1. Rounds: equal.
-    outcome : str ``agrees``, within the tolerance; ``differs``; ``coincidence`` for a value within
-        the tolerance whose convention is not known, so that it supports nothing.
+    outcome : str
+        ``agrees``, within the tolerance; ``differs``; ``coincidence`` for a value within the
+        tolerance whose convention is not known, so that it supports nothing.
     cause : str
         Why a cell is not counted; empty for one that agrees.
     """

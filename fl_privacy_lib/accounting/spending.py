@@ -18,8 +18,9 @@ class Spending:
         ε ≥ 0; ``inf`` if the accountant gives no bound.
     delta : float
         The δ that stands beside ε in the papers: the target, or the δ of one step.
-    composition_delta : float The δ for which ε really holds. It differs from ``delta`` for base,
-        advanced and optimal composition, which add up q·δ of every step and their own slack.
+    composition_delta : float
+        The δ for which ε really holds. It differs from ``delta`` for base, advanced and optimal
+        composition, which add up q·δ of every step and their own slack.
     unit, relation, sampling : str
         Who is protected, against which change, under which sampling assumption.
     accountant : str

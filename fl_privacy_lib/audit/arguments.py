@@ -67,8 +67,9 @@ def l2_max_epsilon(ratio: float, dimension: int, delta: float) -> float:
 
     Parameters
     ----------
-    ratio : float r > 1: one example changes the largest norm, and with it the noise's standard
-        deviation, by this factor.
+    ratio : float
+        r > 1: one example changes the largest norm, and with it the noise's standard deviation, by
+        this factor.
     dimension : int
         d, coordinates that carry the noise.
     delta : float

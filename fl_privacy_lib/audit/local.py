@@ -33,9 +33,10 @@ def selection_epsilon(mechanism: AnySelection, d: int, method: str = "closed_for
     ----------
     mechanism : one of `fl_privacy_lib.defenses.selection`
     d : int, ≥ 2
-    method : {'closed_form', 'enumerated'} 'closed_form': a dimension can have any rank, so ε is the
-        spread of the distribution by rank. 'enumerated': the distributions of all inputs (rankings
-        for `Exponential`, k-hot statuses for the others) beside each other, for small d.
+    method : {'closed_form', 'enumerated'}
+        'closed_form': a dimension can have any rank, so ε is the spread of the distribution by
+        rank. 'enumerated': the distributions of all inputs (rankings for `Exponential`, k-hot
+        statuses for the others) beside each other, for small d.
 
     Returns
     -------

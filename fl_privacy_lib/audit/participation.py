@@ -24,8 +24,9 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
 
     Returns
     -------
-    array, [holders · T + 1] Sums to 1. Clients ``poisson``: binomial. ``fixed``: in each round
-        hypergeometric. ``one_pass``: in each epoch.
+    array, [holders · T + 1]
+        Sums to 1. Clients ``poisson``: binomial. ``fixed``: in each round hypergeometric.
+        ``one_pass``: in each epoch.
 
     Raises
     ------
@@ -129,10 +130,11 @@ def visible_participation(
 
     Returns
     -------
-    hidden, visible : float Hidden: the subsampled Gaussian, exact if the client's other gradients
-        are zero. Visible: if they are large, "the client is absent" can be told from the rest, and
-        what is left is q times the Gaussian's δ at the *same* ε. Sampling of clients therefore does
-        not amplify an example's ε in general.
+    hidden, visible : float
+        Hidden: the subsampled Gaussian, exact if the client's other gradients are zero. Visible: if
+        they are large, "the client is absent" can be told from the rest, and what is left is q
+        times the Gaussian's δ at the *same* ε. Sampling of clients therefore does not amplify an
+        example's ε in general.
 
     Examples
     --------

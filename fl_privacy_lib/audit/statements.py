@@ -109,11 +109,13 @@ def statement(
         In (0, 1).
     unit : {'example', 'client'}
         Who is to be protected.
-    relation : {'add_remove', 'replace_one'} See `fl_privacy_lib.defenses.events.release`. The
-        paper's statement is always its own, adding or removing.
-    tap : {'example', 'batch', 'update', 'received', 'aggregate'} Where the adversary reads, in all
-        rounds, seeing who takes part. Behind a locally private report ε is that of the reports,
-        composed over as many participations as are exceeded with probability at most δ.
+    relation : {'add_remove', 'replace_one'}
+        See `fl_privacy_lib.defenses.events.release`. The paper's statement is always its own,
+        adding or removing.
+    tap : {'example', 'batch', 'update', 'received', 'aggregate'}
+        Where the adversary reads, in all rounds, seeing who takes part. Behind a locally private
+        report ε is that of the reports, composed over as many participations as are exceeded with
+        probability at most δ.
     sensitivity : {'bound', 'l2_max'} or None
         What the noise is scaled with; None: as the defence says.
 

@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
-from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std
+from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, mean_std
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 MOMENTS = "adaclip"  # the name of the state: (means, spreads), both tensors [clients, …]
@@ -20,8 +20,9 @@ class AdaClip(Stage):
 
     Parameters
     ----------
-    clip_norm : float, > 0 C_0: the moments begin at m = 0 and one spread for all coordinates, with
-        which the rule clips to C_0.
+    clip_norm : float, > 0
+        C_0: the moments begin at m = 0 and one spread for all coordinates, with which the rule
+        clips to C_0.
     scope : {'layer', 'all'}, of the clip to norm 1
     mean_decay, spread_decay : float, in [0, 1), β₁ and β₂ of the moving averages
     floor, ceiling : float, > 0, between which a coordinate's estimated variance is kept
@@ -160,7 +161,7 @@ class AdaClipNoise(Stage):
         noisy = {name: v + (1 - count / ctx.batch_size) * means[name] for name, v in values.items()}
         if std:
             b = self.rule.scales(spreads)
-            noisy = add_gaussian(
+            noisy = add_noise(
                 noisy, {name: std * scale for name, scale in b.items()}, ctx.generators
             )
         self.rule.follow(noisy, std, ctx)

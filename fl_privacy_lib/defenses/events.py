@@ -61,10 +61,11 @@ def release(
     defense, plan, holding
         What is run.
     unit : {'example', 'client'}
-    relation : {'add_remove', 'replace_one'} ``add_remove``: the unit's place stays and gives a zero
-        gradient; all divisors stay. ``replace_one``: another unit takes the place, which moves a
-        release up to twice as far.
-    tap : str Where the adversary reads. What follows a noisy release is computed from it and costs
+    relation : {'add_remove', 'replace_one'}
+        ``add_remove``: the unit's place stays and gives a zero gradient; all divisors stay.
+        ``replace_one``: another unit takes the place, which moves a release up to twice as far.
+    tap : str
+        Where the adversary reads. What follows a noisy release is computed from it and costs
         nothing more.
 
     Raises
@@ -286,10 +287,11 @@ def events(
     ----------
     defense, plan, holding, unit, relation, tap
         As `release`.
-    participations : int or None A number: the adversary sees who takes part, and a holder of the
-        unit did so this many times; the sampling of clients hides nothing. None: it does not see
-        it; one event of rate K_t/K a round, for one holder. Where every client always takes part
-        (K_t = K), there is nothing to see.
+    participations : int or None
+        A number: the adversary sees who takes part, and a holder of the unit did so this many
+        times; the sampling of clients hides nothing. None: it does not see it; one event of rate
+        K_t/K a round, for one holder. Where every client always takes part (K_t = K), there is
+        nothing to see.
 
     Notes
     -----
@@ -304,8 +306,9 @@ def events(
 
     Raises
     ------
-    InputError If no ε holds at this tap, or the accountant has no events for this sampling and
-        relation (a fixed number of clients under ``add_remove``).
+    InputError
+        If no ε holds at this tap, or the accountant has no events for this sampling and relation (a
+        fixed number of clients under ``add_remove``).
 
     Examples
     --------

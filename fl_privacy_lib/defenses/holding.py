@@ -22,8 +22,9 @@ class Holding:
         Clients that hold a given example, at most.
     repeats : int
         Times that one client holds a given example, at most.
-    largest_client : int or None Examples of the largest client; None: all are equal. Only the
-        client level under Poisson batches needs it.
+    largest_client : int or None
+        Examples of the largest client; None: all are equal. Only the client level under Poisson
+        batches needs it.
     coordinates : int or None
         d, of an update. Only a locally private report needs it, whose exact ε may depend on d.
 

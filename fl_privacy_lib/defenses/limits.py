@@ -65,8 +65,9 @@ def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reaso
     ----------
     defense : Defense
     tap : {'example', 'batch', 'update', 'received', 'aggregate'}
-    sensitivity : {'bound', 'l2_max', 'median'} or None What the noise is scaled with: a bound known
-        beforehand, or the largest or median norm in the batch itself. None: as the stages declare.
+    sensitivity : {'bound', 'l2_max', 'median'} or None
+        What the noise is scaled with: a bound known beforehand, or the largest or median norm in
+        the batch itself. None: as the stages declare.
     """
     one_of(TAPS, tap=tap)
     if (why := silent(defense, tap)) is not None:

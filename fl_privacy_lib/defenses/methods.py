@@ -10,12 +10,10 @@ from fl_privacy_lib.defenses.adaptive import (
     AdaptiveClip,
     AdaptiveNoise,
     AdaptiveUpdate,
-    LargestNorm,
-    MedianNorm,
-    QuantileNorm,
 )
 from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Defense, PerExample, Then
+from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective
 
 PLACES = ("per_example", "per_batch", "per_client")
@@ -37,15 +35,16 @@ def fed_sdp(
 
     Parameters
     ----------
-    noise_at : {'client', 'server'} 'client' fills per_client: types 0 and 1 read a noisy update.
-        'server' fills on_arrival: what leaves the client is the raw update, so type 1, and a server
-        that reads before it adds noise, see it in clear. Neither touches ``example``: a type-2
-        adversary reads exactly what it reads without any defence.
+    noise_at : {'client', 'server'}
+        'client' fills per_client: types 0 and 1 read a noisy update. 'server' fills on_arrival:
+        what leaves the client is the raw update, so type 1, and a server that reads before it adds
+        noise, see it in clear. Neither touches ``example``: a type-2 adversary reads exactly what
+        it reads without any defence.
     clip_norm : float, > 0, C, per tensor of the update
     noise_scale : float, ≥ 0, σ
-    participants : int or None None: standard deviation σC on each update, σC/√K_t on their mean
-        (Fed-CDP paper, Algorithm 1). K_t: σC/√K_t on each update, σC/K_t on the mean (the released
-        code's scaling).
+    participants : int or None
+        None: standard deviation σC on each update, σC/√K_t on their mean (Fed-CDP paper, Algorithm
+        1). K_t: σC/√K_t on each update, σC/K_t on the mean (the released code's scaling).
 
     Notes
     -----
@@ -76,17 +75,19 @@ def fed_cdp(
 
     Parameters
     ----------
-    noise_at : {'example', 'batch'} 'example' (as printed): a type-2 adversary reads a clipped and
-        noisy gradient. 'batch' (as coded, and DP-SGD): the same adversary reads a clipped gradient
-        *without noise*.
-    divide_by : {'sqrt_batch', 'batch', 'none'} or None What divides σC on the batch mean, see
-        `noise.mean_std`. None: 'sqrt_batch' at the example, 'batch' at the batch. The guarantee of
-        the released model depends on this number and on the clip alone, not on where the noise
-        enters; the type-2 adversary's view depends on `noise_at`.
+    noise_at : {'example', 'batch'}
+        'example' (as printed): a type-2 adversary reads a clipped and noisy gradient. 'batch' (as
+        coded, and DP-SGD): the same adversary reads a clipped gradient *without noise*.
+    divide_by : {'sqrt_batch', 'batch', 'none'} or None
+        What divides σC on the batch mean, see `noise.mean_std`. None: 'sqrt_batch' at the example,
+        'batch' at the batch. The guarantee of the released model depends on this number and on the
+        clip alone, not on where the noise enters; the type-2 adversary's view depends on
+        `noise_at`.
     clip_norm : float, > 0, C
     noise_scale : float, ≥ 0, σ
-    scope : {'layer', 'all'} 'layer' as in the papers. Noise σC then protects M tensors that move by
-        up to C√M together: the Gaussian mechanism's multiplier is σ/√M, not σ.
+    scope : {'layer', 'all'}
+        'layer' as in the papers. Noise σC then protects M tensors that move by up to C√M together:
+        the Gaussian mechanism's multiplier is σ/√M, not σ.
 
     Notes
     -----
@@ -158,16 +159,17 @@ def fed_alpha_cdp(
 
     Parameters
     ----------
-    reading : {'example', 'batch', 'code'} 'example' (section 5.2): σS on each example, σS/√B on the
-        mean. 'batch' (Algorithm 1): σS on the batch mean, undivided; a type-2 adversary reads a
-        clipped gradient *without noise*. 'code' (the released script): as 'batch', with S the mean
-        of the examples' largest tensor norms, each at least 0.1, and σS/B; `clip_norm` and `scope`
-        are then the code's own, 32 by tensor, which hardly ever clips.
+    reading : {'example', 'batch', 'code'}
+        'example' (section 5.2): σS on each example, σS/√B on the mean. 'batch' (Algorithm 1): σS on
+        the batch mean, undivided; a type-2 adversary reads a clipped gradient *without noise*.
+        'code' (the released script): as 'batch', with S the mean of the examples' largest tensor
+        norms, each at least 0.1, and σS/B; `clip_norm` and `scope` are then the code's own, 32 by
+        tensor, which hardly ever clips.
     clip_norm : float, > 0, C, so that S ≤ C; or None: nothing is clipped
     noise_scale : float, ≥ 0, σ
-    divide_by : {'sqrt_batch', 'batch', 'none'} or None None: as the reading says. 'batch' with
-        'sqrt_batch' has the distribution of 'example' at every tap but the example's, and takes the
-        fast engine.
+    divide_by : {'sqrt_batch', 'batch', 'none'} or None
+        None: as the reading says. 'batch' with 'sqrt_batch' has the distribution of 'example' at
+        every tap but the example's, and takes the fast engine.
     scope : {'layer', 'all'}, of the clip
 
     Notes
@@ -230,8 +232,9 @@ def quantile_clipped(
 
     Parameters
     ----------
-    at : {'per_example', 'per_client', 'on_arrival'} What is clipped: examples, with noise σC_t/B on
-        the batch mean; or updates, with noise σC_t on each, at the client or at the server.
+    at : {'per_example', 'per_client', 'on_arrival'}
+        What is clipped: examples, with noise σC_t/B on the batch mean; or updates, with noise σC_t
+        on each, at the client or at the server.
     clip_norm : float, > 0, C_0, the bound of round 0
     noise_scale : float, ≥ 0, σ
     target, rate, count_scale : see `QuantileNorm`

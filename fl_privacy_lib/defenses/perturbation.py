@@ -47,9 +47,10 @@ class Flat:
 
     Parameters
     ----------
-    mechanism : type Duchi: its own mechanism for vectors, every output ±B. Laplace: ε/d a
-        coordinate. Piecewise, Hybrid, or another: `sampled` coordinates are drawn, perturbed with
-        ε/sampled each, and multiplied by d/sampled.
+    mechanism : type
+        Duchi: its own mechanism for vectors, every output ±B. Laplace: ε/d a coordinate. Piecewise,
+        Hybrid, or another: `sampled` coordinates are drawn, perturbed with ε/sampled each, and
+        multiplied by d/sampled.
     epsilon : float, > 0
     d : int, ≥ 1
     scaled : bool
@@ -212,8 +213,9 @@ class Compressed:
 
     Parameters
     ----------
-    inner : Flat With d = q. Projected values can leave [-1, 1] although no value did: say
-        ``outside='clip'`` there.
+    inner : Flat
+        With d = q. Projected values can leave [-1, 1] although no value did: say ``outside='clip'``
+        there.
     projection : tensor [q, d], see `random_projection`
 
     Notes

@@ -183,9 +183,9 @@ class PerturbedEncoding(_Group):
     ----------
     epsilon : float, in (0, 500]
     k : int, ≥ 1; the same for all clients, as P(none) shows the number of ones
-    reading : {'calibrated', 'e_eps', 'e_half_eps'} 'calibrated': the p with which the mechanism is
-        exactly ε-LDP for the given d and k. The paper's p is lost; the other two read it as e^ε/(1
-        + e^ε), or e^{ε/2}/(1 + e^{ε/2}).
+    reading : {'calibrated', 'e_eps', 'e_half_eps'}
+        'calibrated': the p with which the mechanism is exactly ε-LDP for the given d and k. The
+        paper's p is lost; the other two read it as e^ε/(1 + e^ε), or e^{ε/2}/(1 + e^{ε/2}).
 
     Notes
     -----

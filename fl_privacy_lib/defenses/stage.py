@@ -68,12 +68,14 @@ class Noise:
     ----------
     scale : float, > 0
         σ, in units of the level; at the level 'fixed' the standard deviation per coordinate itself.
-    level : {'bound', 'l2_max', 'median', 'fixed'} What σ is multiplied with: a bound that is known
-        beforehand, a statistic of the private batch, or nothing.
+    level : {'bound', 'l2_max', 'median', 'fixed'}
+        What σ is multiplied with: a bound that is known beforehand, a statistic of the private
+        batch, or nothing.
     divide_by : {'sqrt_batch', 'batch', 'none'}, of the noise on a batch mean, see `noise.mean_std`
     factor : float, > 0, what σC is multiplied with besides, of the noise on an update
-    centred : bool Whether gradients are centred before clipping, so that an absent example moves a
-        release like a replaced one.
+    centred : bool
+        Whether gradients are centred before clipping, so that an absent example moves a release
+        like a replaced one.
     """
 
     scale: float
@@ -94,17 +96,20 @@ class Declaration:
 
     Parameters
     ----------
-    clip : Clip or None The bound that everything keeps to behind this stage: an example's gradient
-        at per_example, an update at per_client and on_arrival. At per_batch: the bound that the
-        noise is scaled with.
+    clip : Clip or None
+        The bound that everything keeps to behind this stage: an example's gradient at per_example,
+        an update at per_client and on_arrival. At per_batch: the bound that the noise is scaled
+        with.
     noise : Noise or None
     rule : the rule that moves the bound from round to round, or None for a bound that `clip` gives
         for all rounds
     shrinks : bool, whether what was clipped before stays within its bound
-    count_scale : float or None Standard deviation of the noise on the counts that the stage reports
-        beside the gradient; None: no counts.
-    local : (select, perturb) or None The mechanisms of a locally private report
-        (`defenses.selection`, `defenses.perturbation`), whose ε is pure.
+    count_scale : float or None
+        Standard deviation of the noise on the counts that the stage reports beside the gradient;
+        None: no counts.
+    local : (select, perturb) or None
+        The mechanisms of a locally private report (`defenses.selection`, `defenses.perturbation`),
+        whose ε is pure.
     """
 
     clip: Clip | None = None
@@ -113,6 +118,10 @@ class Declaration:
     shrinks: bool = False
     count_scale: float | None = None
     local: tuple[Any, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise is not None and not self.noise.scale * self.noise.factor:
+            object.__setattr__(self, "noise", None)  # noise of scale 0 is none
 
 
 class Stage(ABC):
@@ -185,10 +194,10 @@ def _speaks(stage: Any, method: str) -> bool:
     if not isinstance(stage, Stage):
         return False
     line = [c for c in type(stage).__mro__ if c is not Stage]
-    says = next((i for i, c in enumerate(line) if method in vars(c)), len(line))
-    acts = next((i for i, c in enumerate(line) if "__call__" in vars(c)), len(line))
-    spoke_of_another = any("__call__" in vars(c) for c in line[says:])
-    return says <= acts or not spoke_of_another
+    acts = [i for i, c in enumerate(line) if "__call__" in vars(c)]
+    says = [i for i, c in enumerate(line) if method in vars(c)]
+    # what a base says of the one __call__ there is, it says of this one
+    return len(acts) == 1 or ((bool(says) and says[0] <= acts[0]))
 
 
 def _name(stage: Any) -> str:

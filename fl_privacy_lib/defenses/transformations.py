@@ -106,8 +106,9 @@ class RandomNoise(Stage):
 
     Parameters
     ----------
-    std : float, ≥ 0 Standard deviation per coordinate, for both distributions. A Laplace
-        distribution of scale b has √2 b.
+    std : float, ≥ 0
+        Standard deviation per coordinate, for both distributions. A Laplace distribution of scale b
+        has √2 b.
     distribution : {'gaussian', 'laplace'}
 
     Notes
@@ -143,8 +144,9 @@ class Selective(Stage):
 
     Parameters
     ----------
-    share : float, in [0, 1] Of n coordinates ⌊share · n⌋ are drawn at random among those that pass;
-        all of these, if they are fewer.
+    share : float, in [0, 1]
+        Of n coordinates ⌊share · n⌋ are drawn at random among those that pass; all of these, if
+        they are fewer.
     threshold : float, ≥ 0, τ; a coordinate passes with |g| > τ, in units of what stands at this
         stage
     std : float, ≥ 0, standard deviation of Laplace noise on each coordinate that is shared; 0: none

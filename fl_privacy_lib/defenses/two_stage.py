@@ -45,11 +45,12 @@ class TwoStage(_Report):
     select : scores [n, d] and a generator to one coordinate a client; −1 sends nothing
     perturb : values [n] in [−1, 1] and a generator to [n], unbiased; None sends the value as it is,
         not clipped
-    scale : float, > 0 Every value sent is multiplied by it. The paper's mechanisms send s itself
-        (1); uniform selection is unbiased with the number of coordinates d.
-    clients : int or None K: each client keeps what it did not send (residual) and what it sent last
-        (momentum) until it takes part again. None: nothing is kept, which is the same while nobody
-        takes part twice.
+    scale : float, > 0
+        Every value sent is multiplied by it. The paper's mechanisms send s itself (1); uniform
+        selection is unbiased with the number of coordinates d.
+    clients : int or None
+        K: each client keeps what it did not send (residual) and what it sent last (momentum) until
+        it takes part again. None: nothing is kept, which is the same while nobody takes part twice.
     discount : float, in [0, 1)
         γ of the momentum.
 

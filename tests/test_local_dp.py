@@ -95,7 +95,7 @@ def test_encoding_has_the_law_of_flipped_bits(d, data, epsilon, reading):
     if reading != "calibrated":
         power = epsilon if reading == "e_eps" else epsilon / 2
         assert keep == pytest.approx(math.exp(power) / (1 + math.exp(power)), rel=1e-12)
-    assert mechanism.probabilities(status, d) == pytest.approx(
+    assert mechanism.probabilities_given(status) == pytest.approx(
         by_flipping(status, keep), rel=1e-9, abs=1e-15
     )
 
@@ -105,18 +105,18 @@ def test_encoding_has_the_law_of_flipped_bits(d, data, epsilon, reading):
 def test_ranking_and_sampling_have_their_laws(d, data, epsilon):
     ranks = data.draw(st.permutations(range(1, d + 1)))
     weights = [math.exp(epsilon * z / (d - 1)) for z in ranks]
-    assert Exponential(epsilon).probabilities(ranks, d)[:d] == pytest.approx(
+    assert Exponential(epsilon).probabilities_given(ranks)[:d] == pytest.approx(
         np.array(weights) / sum(weights), rel=1e-12
     )
     k = data.draw(st.integers(1, d))
     status = np.array(ranks) > d - k
     top = math.exp(epsilon) * k / (d - k + math.exp(epsilon) * k)
     expected = [top / k if one else (1 - top) / (d - k) for one in status]
-    assert PerturbedSampling(epsilon, k).probabilities(status, d)[:d] == pytest.approx(
+    assert PerturbedSampling(epsilon, k).probabilities_given(status)[:d] == pytest.approx(
         expected, rel=1e-6
     )
-    assert TopK(k).probabilities(status, d)[:d] == pytest.approx(status / k)
-    assert RandomChoice().probabilities(status, d) == pytest.approx(np.append(np.full(d, 1 / d), 0))
+    assert TopK(k).probabilities_given(status)[:d] == pytest.approx(status / k)
+    assert RandomChoice().probabilities_given(status) == pytest.approx(np.append(np.full(d, 1 / d), 0))
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=5), st.data(), st.floats(0.1, 5))
@@ -133,7 +133,7 @@ def test_ties_have_the_mean_law_of_all_orders(scores, data, epsilon):
             ranks = np.empty(d, dtype=int)
             ranks[list(order)] = np.arange(1, d + 1)
             distributions.append(
-                mechanism.probabilities(ranks if mechanism.name == "exp" else ranks > d - k, d)
+                mechanism.probabilities_given(ranks if mechanism.name == "exp" else ranks > d - k)
             )
         assert mechanism.probabilities_given(scores) == pytest.approx(
             np.mean(distributions, axis=0), rel=1e-9, abs=1e-15
@@ -235,7 +235,7 @@ def test_the_largest_is_found_among_ten_thousand():
             lambda: Exponential(1.0)(torch.rand(2, 1), generator()),
             "d = 1 leaves nothing to select from",
         ),
-        (lambda: PerturbedEncoding(1.0, 1).probabilities([1], 1), "d = 1 leaves nothing"),
+        (lambda: PerturbedEncoding(1.0, 1).probabilities_given([1]), "d = 1 leaves nothing"),
         (lambda: PerturbedEncoding(1.0, 3).rank_probabilities(3), "k = d = 3 puts every dimension"),
         (
             lambda: TopK(1)(torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), generator()),
@@ -246,8 +246,6 @@ def test_the_largest_is_found_among_ten_thousand():
             r"scores\[0, 1\] = inf",
         ),
         (lambda: TopK(1)(torch.rand(3), generator()), r"\[3\]: give one row per client"),
-        (lambda: TopK(2).probabilities([1, 0, 0], 3), "k = 2 of them 1"),
-        (lambda: Exponential(1.0).probabilities([1, 1, 3], 3), "permutation of 1, …, 3"),
     ],
 )
 def test_wrong_selections_say_what_to_do(wrong, says):

@@ -197,7 +197,7 @@ def _speaks(stage: Any, method: str) -> bool:
     acts = [i for i, c in enumerate(line) if "__call__" in vars(c)]
     says = [i for i, c in enumerate(line) if method in vars(c)]
     # what a base says of the one __call__ there is, it says of this one
-    return len(acts) == 1 or ((bool(says) and says[0] <= acts[0]))
+    return len(acts) == 1 or (bool(says) and says[0] <= acts[0])
 
 
 def _name(stage: Any) -> str:

@@ -24,17 +24,9 @@ from fl_privacy_lib.audit.local import (
     unknown,
 )
 from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile
-from fl_privacy_lib.defenses.events import (
-    RELATIONS,
-    UNITS,
-    Holding,
-    Reason,
-    Release,
-    events,
-    release,
-    unbounded,
-)
-from fl_privacy_lib.defenses.limits import local_rule, noisy, silent
+from fl_privacy_lib.defenses.events import RELATIONS, UNITS, Release, events, release
+from fl_privacy_lib.defenses.holding import Holding
+from fl_privacy_lib.defenses.limits import Reason, local_rule, noisy, silent, unbounded
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import TAPS
 from fl_privacy_lib.sampling import Plan

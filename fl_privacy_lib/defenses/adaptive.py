@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 from fl_privacy_lib._checks import in_range, one_of
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms, scaled
 from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, mean_std
-from fl_privacy_lib.defenses.rules import Rule
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 
-class _Ruled(Stage):
+class Ruled(Stage):
     """What all bases share: a rule, and Gaussian noise whose standard deviation is σ times S."""
 
     rule: Any
@@ -37,26 +36,27 @@ class _Ruled(Stage):
         reported = counts if self.reports else None
         return Declaration(self.rule.clip, noise, moving, count_scale=reported)
 
-    def _unit(self, ctx: Any) -> float:
+    def unit(self, ctx: Any) -> float:
         """Return the standard deviation of the noise at S = 1."""
         raise NotImplementedError
 
-    def _add_noise(self, values: Gradient, norms: Gradient, ctx: Any) -> Gradient:
+    def add_scaled_noise(self, values: Gradient, norms: Gradient, ctx: Any) -> Gradient:
         """Return values [clients, …] with noise; where there is none, nothing is drawn."""
         if not self.noise_scale * self.scale:
             return values
-        unit = self._unit(ctx)
+        unit = self.unit(ctx)
         stds = {name: unit * level for name, level in self.rule.levels(norms, ctx).items()}
         return add_noise(values, stds, ctx.generators)
 
 
-class ExampleStage(_Ruled):
+class ExampleStage(Ruled):
     """The stage per_example: every example's gradient is clipped and noised by itself.
 
     Each gets noise such that the *batch mean* carries `mean_std` of σS.
     """
 
-    def _unit(self, ctx: Any) -> float:
+    def unit(self, ctx: Any) -> float:
+        """Return σ√B over the divisor."""
         mean = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
         return mean * ctx.batch_size**0.5  # averaging B independent draws divides by √B
 
@@ -65,28 +65,30 @@ class ExampleStage(_Ruled):
         norms = ctx.norms if ctx.norms is not None else layer_norms(gradients, leading=2)
         clipped = scaled(gradients, self.rule.factors(norms, ctx))
         self.rule.tell(norms, ctx, ctx.batch_size)
-        return self._add_noise(clipped, norms, ctx)
+        return self.add_scaled_noise(clipped, norms, ctx)
 
 
-class BatchStage(_Ruled):
+class BatchStage(Ruled):
     """The stage per_batch: noise on the batch mean, scaled with the level of the examples' norms."""
 
     reports: ClassVar[bool] = False
 
-    def _unit(self, ctx: Any) -> float:
+    def unit(self, ctx: Any) -> float:
+        """Return σ over the divisor."""
         return mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [clients, …] with noise; ``ctx.norms`` are those before clipping."""
         # an empty Poisson batch has no norms
         norms = ctx.norms or {name: v.new_zeros(len(v), 0) for name, v in values.items()}
-        return self._add_noise(values, norms, ctx)
+        return self.add_scaled_noise(values, norms, ctx)
 
 
-class UpdateStage(_Ruled):
+class UpdateStage(Ruled):
     """The stages per_client and on_arrival: a client's update is clipped and noised."""
 
-    def _unit(self, ctx: Any) -> float:
+    def unit(self, ctx: Any) -> float:
+        """Return σ·scale."""
         return self.noise_scale * self.scale
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
@@ -95,21 +97,23 @@ class UpdateStage(_Ruled):
         norms = {name: n[:, None] for name, n in layer_norms(values, leading=1).items()}
         factors = {name: f[:, 0] for name, f in self.rule.factors(norms, ctx).items()}
         self.rule.tell(norms, ctx, 1)
-        return self._add_noise(scaled(values, factors), norms, ctx)
+        return self.add_scaled_noise(scaled(values, factors), norms, ctx)
 
 
 @dataclass(frozen=True)
-class _UnderRule(_Ruled):
-    rule: Rule
+class UnderRule(Ruled):
+    """What the stages under a `Rule` share."""
+
+    rule: Any
     noise_scale: float = 0.0
 
-    def noiseless(self) -> "_UnderRule":
+    def noiseless(self) -> "UnderRule":
         """Return the rule without noise, on the gradient and on its counts."""
         return replace(self, rule=self.rule.silent(), noise_scale=0.0)
 
 
 @dataclass(frozen=True)
-class AdaptiveClip(_UnderRule, ExampleStage):
+class AdaptiveClip(UnderRule, ExampleStage):
     """Clip every example's gradient by a rule, and noise it with σ times the rule's level.
 
     Parameters
@@ -122,7 +126,7 @@ class AdaptiveClip(_UnderRule, ExampleStage):
 
 
 @dataclass(frozen=True)
-class AdaptiveNoise(_UnderRule, BatchStage):
+class AdaptiveNoise(UnderRule, BatchStage):
     """Noise the batch mean with σ times the level that a rule reads off the batch's own norms.
 
     Parameters
@@ -135,7 +139,7 @@ class AdaptiveNoise(_UnderRule, BatchStage):
 
 
 @dataclass(frozen=True)
-class AdaptiveUpdate(_UnderRule, UpdateStage):
+class AdaptiveUpdate(UnderRule, UpdateStage):
     """Clip every client's update by a rule, and noise it with σ times the rule's level.
 
     Parameters

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from fl_privacy_lib._checks import in_range, one_of, positive
+from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
 from fl_privacy_lib.defenses.adaptive import (
     AdaptiveClip,
@@ -15,8 +15,6 @@ from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Defense, PerExample, Then
 from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective
-
-PLACES = ("per_example", "per_batch", "per_client")
 
 
 def non_private() -> Defense:
@@ -53,11 +51,9 @@ def fed_sdp(
     Algorithm 1.
     """
     one_of(["client", "server"], noise_at=noise_at)
-    in_range(0, math.inf, noise_scale=noise_scale)
-    if participants is not None:
-        positive(participants=participants)
-    scale = 1.0 if participants is None else 1 / math.sqrt(participants)
-    stage = ClipAndNoiseUpdate(Clip(clip_norm), noise_scale, scale)
+    divisor = 1 if participants is None else participants
+    positive(participants=divisor)
+    stage = ClipAndNoiseUpdate(Clip(clip_norm), noise_scale, 1 / math.sqrt(divisor))
     if noise_at == "client":
         return Defense("fed_sdp_client", per_client=stage)
     return Defense("fed_sdp_server", on_arrival=stage)
@@ -99,19 +95,25 @@ def fed_cdp(
     >>> fed_cdp("batch").per_example.noise_scale, fed_cdp("batch").per_batch.divide_by
     (0.0, 'batch')
     """
-    return _fed_cdp("fed_cdp", Clip(clip_norm, scope), noise_at, noise_scale, divide_by)
+    clip = Clip(clip_norm, scope)
+    noise = BatchNoise(clip, noise_scale)
+    return _noised_at(noise_at, "fed_cdp", PerExample(clip), noise, divide_by)
 
 
-def _fed_cdp(
-    name: str, clip: Clip, noise_at: str, noise_scale: float, divide_by: str | None
+def _noised_at(
+    noise_at: str,
+    name: str,
+    clip: PerExample | AdaptiveClip,
+    noise: BatchNoise | AdaptiveNoise,
+    divide_by: str | None,
 ) -> Defense:
+    """Return a defence that clips examples, with noise of σ there or at the batch."""
     one_of(["example", "batch"], noise_at=noise_at)
-    if noise_at == "example":
-        return Defense(
-            f"{name}_example", per_example=PerExample(clip, noise_scale, divide_by or "sqrt_batch")
-        )
-    noise = BatchNoise(clip, noise_scale, divide_by or "batch")
-    return Defense(f"{name}_batch", per_example=PerExample(clip), per_batch=noise)
+    name = f"{name}_{noise_at}"
+    if noise_at == "batch":
+        return Defense(name, clip, replace(noise, divide_by=divide_by or "batch"))
+    divide_by = divide_by or "sqrt_batch"
+    return Defense(name, replace(clip, noise_scale=noise.noise_scale, divide_by=divide_by))
 
 
 def fed_cdp_decay(
@@ -144,7 +146,8 @@ def fed_cdp_decay(
     [36.0, 24.0]
     """
     clip = DecayingClip(clip_norm, scope, end, rounds, kind, cycles)
-    return _fed_cdp("fed_cdp_decay", clip, noise_at, noise_scale, divide_by)
+    noise = BatchNoise(clip, noise_scale)
+    return _noised_at(noise_at, "fed_cdp_decay", PerExample(clip), noise, divide_by)
 
 
 def fed_alpha_cdp(
@@ -207,15 +210,9 @@ def median_clipped(
     Guarantee: none. The bound is read off private data and shows in the noise, see `MedianNorm`.
     Source: Fed-CDP, section IV-C.
     """
-    one_of(["example", "batch"], noise_at=noise_at)
     rule = MedianNorm(scope)
-    if noise_at == "example":
-        return Defense(
-            "median_clip_example",
-            per_example=AdaptiveClip(rule, noise_scale, divide_by or "sqrt_batch"),
-        )
-    noise = AdaptiveNoise(rule, noise_scale, divide_by or "batch")
-    return Defense("median_clip_batch", per_example=AdaptiveClip(rule), per_batch=noise)
+    noise = AdaptiveNoise(rule, noise_scale)
+    return _noised_at(noise_at, "median_clip", AdaptiveClip(rule), noise, divide_by)
 
 
 def quantile_clipped(
@@ -289,6 +286,7 @@ def adaclip(
 
 def _after(defense: Defense | None, at: str, name: str, stage: Any) -> Defense:
     """Return a defence with one more rule behind what it has at a stage."""
+    one_of(["per_example", "per_batch", "per_client"], at=at)
     base = defense or non_private()
     here = getattr(base, at)
     filled: dict[str, Any] = {at: stage if here is None else Then(here, stage)}
@@ -296,7 +294,7 @@ def _after(defense: Defense | None, at: str, name: str, stage: Any) -> Defense:
 
 
 def _leading(at: str) -> int:
-    one_of(PLACES, at=at)
+    """Return how many axes stand before a gradient's own at a stage."""
     return 2 if at == "per_example" else 1
 
 
@@ -327,15 +325,14 @@ def dssgd(
     std: float = 0.0,
     at: str = "per_client",
     *,
-    limit: float | None = None,
     scope: str = "all",
     defense: Defense | None = None,
 ) -> Defense:
-    """Return distributed selective SGD: a random part of what passes a threshold is sent, with or without noise.
+    """Return distributed selective SGD: a random part of what passes a threshold is sent.
 
     Parameters
     ----------
-    share, threshold, std, limit, scope : see `Selective`
+    share, threshold, std, scope : see `Selective`
     at, defense : as in `pruned`
 
     Notes
@@ -344,9 +341,7 @@ def dssgd(
     Shokri and Shmatikov (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor
     the noise.
     """
-    return _after(
-        defense, at, "dssgd", Selective(share, threshold, std, limit, scope, _leading(at))
-    )
+    return _after(defense, at, "dssgd", Selective(share, threshold, std, scope, _leading(at)))
 
 
 def random_noise(
@@ -368,5 +363,4 @@ def random_noise(
     Guarantee: none, since nothing bounds what one example can change. Source: Fed-αCDP, section 4.2
     and Fig. 3, at 0.001 and 0.01.
     """
-    _leading(at)
     return _after(defense, at, "random_noise", RandomNoise(std, distribution))

@@ -199,7 +199,7 @@ class QuantileNorm(Rule, Stage):
         """Return the defence's memory at round 0: bounds by tensor, or one for all."""
         return {BOUND: [self.clip.clip_norm]}
 
-    def levels(self, norms: Gradient, ctx: Any) -> dict[str, float]:
+    def bounds(self, norms: Gradient, ctx: Any) -> dict[str, float]:
         """Return the round's bound for every tensor.
 
         Raises
@@ -217,13 +217,18 @@ class QuantileNorm(Rule, Stage):
 
     def factors(self, norms: Gradient, ctx: Any) -> Gradient:
         """Return min(1, bound/norm), [clients, batch]."""
-        return shrink_factors(in_scope(norms, self.clip.scope), self.levels(norms, ctx))
+        return shrink_factors(in_scope(norms, self.clip.scope), self.bounds(norms, ctx))
+
+    def levels(self, norms: Gradient, ctx: Any) -> Gradient:
+        """Return the bounds, [clients]."""
+        bounds = self.bounds(norms, ctx)
+        return {name: n.new_full(n.shape[:1], bounds[name]) for name, n in norms.items()}
 
     def tell(self, norms: Gradient, ctx: Any, asked: int) -> None:
         """Report the noised counts of norms within the bound, [bounds]; in a replay nothing."""
         if not ctx.generators:
             return
-        bounds, compared = self.levels(norms, ctx), in_scope(norms, self.clip.scope)
+        bounds, compared = self.bounds(norms, ctx), in_scope(norms, self.clip.scope)
         names = list(norms) if self.clip.scope == "layer" else list(norms)[:1]
         within = torch.stack([(compared[name] <= bounds[name]).sum(1) for name in names], 1)
         for row, (generator, weight) in enumerate(zip(ctx.generators, ctx.weights, strict=True)):

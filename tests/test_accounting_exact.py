@@ -11,10 +11,10 @@ from scipy.stats import norm
 from fl_privacy_lib.accounting.accountants import (
     ACCOUNTANTS,
     first_step_beyond,
+    noise_for,
     spend,
     spending_curve,
 )
-from fl_privacy_lib.accounting.calibration import noise_for, steps_within
 from fl_privacy_lib.accounting.composition import (
     StepSums,
     amplified,
@@ -25,7 +25,7 @@ from fl_privacy_lib.accounting.composition import (
 )
 from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon, gdp_mu
-from fl_privacy_lib.accounting.pld import pld_spending, replaced_delta
+from fl_privacy_lib.accounting.pld import grid_epsilon, pld_spending, replaced_delta
 from fl_privacy_lib.accounting.rdp import rdp_spending
 from fl_privacy_lib.accounting.zcdp import step_rho
 
@@ -147,14 +147,12 @@ def test_the_first_step_beyond_a_budget(accountant):
     ledger = Ledger.of(run)
     assert spend(ledger.first(step), accountant, 1e-5).epsilon > budget
     assert spend(ledger.first(step - 1), accountant, 1e-5).epsilon <= budget
-    assert steps_within(budget, run, accountant, 1e-5) == step - 1
     assert first_step_beyond(run, 1e6, accountant, 1e-5) is None
 
 
 def test_a_budget_below_the_first_step_allows_none():
     run = Event(0.5, 1.0, "example", "add_remove")
     assert first_step_beyond(run, 0.1, "rdp", 1e-5) == 1
-    assert steps_within(0.1, run, "rdp", 1e-5) == 0
 
 
 # ---- Gaussian releases ------------------------------------------------------------------------------------
@@ -322,5 +320,5 @@ def test_the_grid_follows_a_small_epsilon_and_the_least_bound_counts(rate, noise
     event = Event(rate, noise, "example", relation, uses=uses)
     epsilon = pld_spending(event, 1e-5).epsilon
     assert epsilon <= rdp_spending(event, 1e-5).epsilon
-    fine = pld_spending(event, 1e-5, grid=epsilon / 20_000).epsilon
+    fine = grid_epsilon(relation, {(rate, noise): uses}, 1e-5, epsilon / 20_000)
     assert fine * (1 - 1e-9) <= epsilon <= fine * 1.003

@@ -8,8 +8,8 @@
 ``rdp``                   Rényi divergences of the subsampled Gaussian: the moments accountant
 ``pld``                   privacy loss distributions
 ``gdp``                   the exact ε of unsampled Gaussian releases
-``accountants``           one name for each of these: `spend`, `spending_curve`, `first_step_beyond`
-``calibration``           the other direction: noise for an ε, steps for a budget
+``accountants``           one name for each of these: `spend`, `spending_curve`; the other
+                          direction: `first_step_beyond` a budget, `noise_for` an ε
 ``schedules``             noise that changes over the steps
 ``conventions``           what the papers' tables assume, as data
 ``recompute``             the published cells, computed again

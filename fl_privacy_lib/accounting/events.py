@@ -1,15 +1,14 @@
 """What accounting sees of a training: noisy releases, each with the chance that a unit is in it."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_privacy_lib._checks import InputError, one_of, whole_number
+from fl_privacy_lib._checks import InputError, one_of, positive, whole_number
 
 Unit = Literal["example", "client", "local_report"]
 Relation = Literal["add_remove", "replace_one"]
@@ -73,10 +72,7 @@ class Event:
                 "noise_multiplier = 0 adds no noise and makes ε infinite: "
                 "give a value above 0, or state ε = ∞ without an accountant."
             )
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise InputError(
-                f"noise_multiplier = {self.noise_multiplier} must be a finite number greater than 0."
-            )
+        positive(noise_multiplier=self.noise_multiplier)
         whole_number(1, uses=self.uses)
         if self.sampling == "none" and self.sampling_rate != 1:
             raise InputError(
@@ -119,10 +115,10 @@ class Ledger:
                 "The plan has no event, so nothing can be counted: give at least one Event."
             )
         for name in ("unit", "relation"):
-            found = sorted({getattr(event, name) for event in self.events})
-            if len(found) > 1:
+            values = sorted({getattr(event, name) for event in self.events})
+            if len(values) > 1:
                 raise InputError(
-                    f"The plan mixes {name}s ({', '.join(found)}), whose ε mean different things: "
+                    f"The plan mixes {name}s ({', '.join(values)}), whose ε mean different things: "
                     f"account for each {name} by itself."
                 )
 
@@ -181,12 +177,8 @@ class Ledger:
             )
         ends = np.cumsum(self.uses)
         last = int(np.searchsorted(ends, steps))
-        kept = steps - int(ends[last] - self.uses[last])
-        cut = self.events[last]
-        tail = Event(
-            cut.sampling_rate, cut.noise_multiplier, cut.unit, cut.relation, kept, cut.sampling
-        )
-        return Ledger((*self.events[:last], tail))
+        uses = steps - int(ends[last] - self.uses[last])
+        return Ledger((*self.events[:last], replace(self.events[last], uses=uses)))
 
 
 def check_delta(**deltas: float) -> None:

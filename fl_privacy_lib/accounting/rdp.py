@@ -147,32 +147,20 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
 
 
 def _poisson(pairs: Floats, orders: Orders) -> Floats:
-    low, high = np.floor(orders), np.ceil(orders)
-    whole = tuple(sorted({float(order) for order in (*low, *high) if order >= 2}))
-    exact = dict(zip(whole, integer_rdp(pairs[:, 0], pairs[:, 1], whole).T, strict=True))
-    table = np.full((len(pairs), len(orders)), np.inf)
-    few = len(pairs) <= _FRACTIONAL_PAIRS
+    whole = {float(bound) for order in orders for bound in (np.floor(order), np.ceil(order))}
+    exact_orders = tuple(sorted(order for order in whole if order >= 2))
+    exact = integer_rdp(pairs[:, 0], pairs[:, 1], exact_orders).T
+    columns = dict(zip(exact_orders, exact, strict=True))
     fractional = tuple(order for order in orders if order != int(order))
-    found = (
-        dict(
-            zip(
-                fractional,
-                np.array([_peer_rdp(q, z, fractional, False) for q, z in pairs]).T,
-                strict=True,
-            )
-        )
-        if few and fractional
-        else {}
-    )
-    for column, order in enumerate(orders):
-        if order == int(order):
-            table[:, column] = exact[order]
-        elif few:
-            # RDP rises with the order: whole neighbours hold the series where it runs out of digits
-            # (tiny q).
-            floor = exact.get(low[column], 0.0)
-            table[:, column] = np.clip(found[order], floor, exact[high[column]])
-    return table
+    left_out = np.full(len(pairs), np.inf)
+    if fractional and len(pairs) <= _FRACTIONAL_PAIRS:
+        table = np.array([_peer_rdp(rate, noise, fractional, False) for rate, noise in pairs])
+        for order, column in zip(fractional, table.T, strict=True):
+            # RDP rises with the order: the whole neighbours hold the series where it runs out of
+            # digits (tiny q).
+            below, above = columns.get(np.floor(order), 0.0), columns[np.ceil(order)]
+            columns[order] = np.clip(column, below, above)
+    return np.stack([columns.get(order, left_out) for order in orders], axis=1)
 
 
 def _replaced(pairs: Floats, orders: Orders) -> Floats:

@@ -164,9 +164,6 @@ def test_a_spending_says_what_stands_beside_epsilon(accountant):
     spent = spend(Event(0.1, 6.0, "client", "add_remove", uses=100), accountant, 1e-5)
     assert (spent.unit, spent.relation, spent.sampling) == ("client", "add_remove", "poisson")
     assert (spent.accountant, spent.steps, spent.delta) == (accountant, 100, 1e-5)
-    text = str(spent)
-    for word in ("one client", "adding or removing", "poisson", accountant, "δ = ", "100 releases"):
-        assert word in text
     with pytest.raises(dataclasses.FrozenInstanceError):
         spent.epsilon = 0.0
 

@@ -1,8 +1,8 @@
 """From accounting events to ε: what a sequence of noisy releases costs.
 
 ========================  =====================================================================
-``events``                an `Event` and a checked sequence of them, the `Ledger`
-``spending``              the answer: ε with all that must stand beside it
+``events``                an `Event`, a checked sequence of them, the `Ledger`, and the answer:
+                          a `Spending`, ε with all that must stand beside it
 ``composition``           base, advanced and optimal composition of (ε, δ) steps
 ``zcdp``                  zero-concentrated privacy under random batches
 ``rdp``                   Rényi divergences of the subsampled Gaussian: the moments accountant

@@ -1,6 +1,5 @@
 """One name for each accountant: what a ledger costs, when a budget is spent, noise for an ε."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -8,11 +7,10 @@ import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.accounting.composition import StepSums, Theorem, composed, composition_spending
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_epsilon, gdp_mu, gdp_spending
 from fl_privacy_lib.accounting.pld import pld_spending
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, rdp_curve, rdp_spending
-from fl_privacy_lib.accounting.spending import Spending
 from fl_privacy_lib.accounting.zcdp import epsilon_of_rho, step_rho, zcdp_spending
 
 Accountant = Literal[
@@ -114,7 +112,8 @@ def spending_curve(events: Events, accountant: Accountant, delta: float) -> Floa
     ledger = Ledger.of(events)
     if accountant == "pld":
         raise InputError(
-            "accountant = 'pld' has no curve over the steps: use 'rdp', or spend() on ledger.first(steps)."
+            "accountant = 'pld' has no curve over the steps: use 'rdp', or spend() on "
+            "ledger.first(steps)."
         )
     if accountant == "rdp":
         return rdp_curve(ledger, delta)
@@ -149,13 +148,7 @@ def first_step_beyond(
     """
     positive(budget=budget)
     ledger = Ledger.of(events)
-    if accountant == "pld":  # bisection: a curve would need a composition for each release
-        steps = range(1, ledger.steps + 1)
-        within = bisect_right(
-            steps, budget, key=lambda n: pld_spending(ledger.first(n), delta).epsilon
-        )
-    else:
-        within = int(np.sum(spending_curve(ledger, accountant, delta) <= budget))
+    within = int(np.sum(spending_curve(ledger, accountant, delta) <= budget))
     return within + 1 if within < ledger.steps else None
 
 

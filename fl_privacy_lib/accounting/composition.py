@@ -12,8 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fl_privacy_lib._checks import one_of
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 Theorem = Literal["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"]
 THEOREMS: tuple[Theorem, ...] = get_args(Theorem)

@@ -11,8 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fl_privacy_lib._checks import InputError, positive
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 
 def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:

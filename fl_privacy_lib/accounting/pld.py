@@ -9,10 +9,9 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, check_delta
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Spending, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta
 from fl_privacy_lib.accounting.rdp import rdp_spending
-from fl_privacy_lib.accounting.spending import Spending
 
 Uses = Mapping[tuple[float, float], int]  # (q, z) → number of releases
 

@@ -14,8 +14,7 @@ from dp_accounting import rdp as peer
 from scipy.special import gammaln
 
 from fl_privacy_lib._checks import InputError, one_of
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 Conversion = Literal["classic", "improved"]
 Orders = tuple[float, ...]
@@ -104,14 +103,12 @@ def _binomial_sums(rates: Floats, noise: Floats, orders: Orders) -> Floats:
 @lru_cache(maxsize=4096)
 def _peer_rdp(rate: float, noise: float, orders: Orders, replaced: bool) -> Floats:
     gaussian = dp_accounting.GaussianDpEvent(noise)
-    if replaced:
-        accountant = peer.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
-        # The peer uses the two sizes only through their quotient.
-        accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1.0, rate, gaussian))
-    else:
-        accountant = peer.RdpAccountant(orders)
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian))
-    return accountant.rdp
+    event: dp_accounting.DpEvent = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if replaced:  # the peer uses the two sizes only through their quotient
+        event = dp_accounting.SampledWithoutReplacementDpEvent(1.0, rate, gaussian)
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    return peer.RdpAccountant(orders, relation).compose(event).rdp
 
 
 def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
@@ -213,20 +210,20 @@ def epsilon_from_rdp(
     """
     one_of(get_args(Conversion), conversion=conversion)
     check_delta(delta=delta)
-    if conversion == "improved":
-        epsilon, order = peer.compute_epsilon(orders, rdp, delta)
-        return float(epsilon), float(order)
-    values = rdp + order_costs(orders, delta, conversion)
+    values = order_epsilons(rdp, np.array(orders), delta, conversion)
     best = int(np.argmin(values))
-    return float(values[best]), float(orders[best])
+    return max(0.0, float(values[best])), float(orders[best])
 
 
-def order_costs(orders: Orders, delta: float, conversion: Conversion) -> Floats:
-    """Return what the conversion adds to the divergence of each order, [orders]."""
-    alpha = np.array(orders)
+def order_epsilons(
+    rdp: Floats, order: Floats | float, delta: float, conversion: Conversion
+) -> Floats:
+    """Return what each divergence says of ε by its order; 0 or less: ε = 0 holds."""
     if conversion == "classic":
-        return -np.log(delta) / (alpha - 1)
-    return np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1)
+        return rdp - np.log(delta) / (order - 1)
+    improved = rdp + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)
+    # δ² ≥ 1 - e^{-RDP} bounds the total variation by δ: ε = 0 already holds
+    return np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, improved)
 
 
 def rdp_curve(
@@ -245,14 +242,10 @@ def rdp_curve(
     ledger = Ledger.of(events)
     table = step_rdp(ledger, orders)  # [events, orders]
     best = np.full(ledger.steps, np.inf)
-    for column, cost in enumerate(order_costs(orders, delta, conversion)):
-        spent = np.cumsum(np.repeat(table[:, column], ledger.uses))  # [steps]
-        value = spent + cost
-        if conversion == "improved":
-            # δ² ≥ 1 - e^{-RDP} bounds the total variation by δ: ε = 0 already holds.
-            value = np.where(delta**2 + np.expm1(-spent) > 0, 0.0, np.maximum(value, 0.0))
-        best = np.minimum(best, value)
-    return best
+    for column, order in zip(table.T, orders, strict=True):
+        spent = np.cumsum(np.repeat(column, ledger.uses))  # [steps]
+        best = np.minimum(best, order_epsilons(spent, order, delta, conversion))
+    return np.maximum(best, 0.0)
 
 
 def rdp_spending(

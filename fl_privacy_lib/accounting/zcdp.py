@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 
 def step_rho(ledger: Ledger) -> Floats:

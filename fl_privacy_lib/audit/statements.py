@@ -12,8 +12,14 @@ import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.accounting.accountants import spend
-from fl_privacy_lib.accounting.events import Event, Floats, Relation, Unit, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import (
+    Event,
+    Floats,
+    Relation,
+    Spending,
+    Unit,
+    check_delta,
+)
 from fl_privacy_lib.audit.arguments import global_rate
 from fl_privacy_lib.audit.local import (
     AnyPerturbation,

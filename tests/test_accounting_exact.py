@@ -1,4 +1,6 @@
-"""Composition theorems, zCDP, Gaussian releases and privacy loss distributions, each found a second way."""
+"""Composition theorems, zCDP, Gaussian releases and privacy loss distributions, each found a
+second way.
+"""
 
 import math
 
@@ -103,7 +105,9 @@ def test_rounding_of_the_step():
 
 
 def test_the_textbook_bound_covers_steps_below_one_only():
-    """Where ε_0 < 1 the exact δ is below δ_0; for small σ it is not, which is what the caveat counts."""
+    """Where ε_0 < 1 the exact δ is below δ_0; for small σ it is not, which is what the caveat
+    counts.
+    """
     for noise in (4.9, 6.0, 20.0):
         assert gdp_delta(float(step_epsilon(noise)), 1 / noise) < 1e-5
     assert gdp_delta(float(step_epsilon(0.2)), 1 / 0.2) > 1e-5
@@ -155,7 +159,7 @@ def test_a_budget_below_the_first_step_allows_none():
     assert first_step_beyond(run, 0.1, "rdp", 1e-5) == 1
 
 
-# ---- Gaussian releases ------------------------------------------------------------------------------------
+# ---- Gaussian releases ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mu", [0.05, 1 / 6, 1.0, 8.3, 50.0])
@@ -197,7 +201,7 @@ def test_gaussian_releases_add_up_like_vectors():
     assert gdp_mu(Ledger(tuple(parts))) == pytest.approx(math.hypot(1 / 3, 1 / 4))
 
 
-# ---- privacy loss distributions ---------------------------------------------------------------------------
+# ---- privacy loss distributions ------------------------------------------------------
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
@@ -212,7 +216,9 @@ def test_pld_of_unsampled_releases_is_the_exact_gaussian(relation, noise, uses):
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("rate", "noise"), [(0.01, 0.5), (0.1, 1.0), (0.5, 2.0)])
 def test_pld_of_one_sampled_step_is_the_amplified_gaussian(relation, rate, noise):
-    """For one step both relations have δ(ε) = q δ_Gauss(ln(1 + (e^ε - 1)/q)), solved in closed form."""
+    """For one step both relations have δ(ε) = q δ_Gauss(ln(1 + (e^ε - 1)/q)), solved in
+    closed form.
+    """
     exact = math.log1p(rate * math.expm1(gdp_epsilon(1 / noise, 1e-5 / rate)))
     found = pld_spending(Event(rate, noise, "example", relation), 1e-5).epsilon
     assert found == pytest.approx(exact, rel=2e-3)
@@ -221,9 +227,16 @@ def test_pld_of_one_sampled_step_is_the_amplified_gaussian(relation, rate, noise
 
 @pytest.mark.parametrize(
     ("rate", "noise", "uses"),
-    [(0.01, 6.0, 10_000), (0.1, 6.0, 100), (0.01, 6 / 3**0.5, 10_000), (0.01, 0.5, 1_000), (0.5, 2.0, 20),
-     (0.001, 1.0, 300), (0.9, 10.0, 50)],
-)  # fmt: skip
+    [
+        (0.01, 6.0, 10_000),
+        (0.1, 6.0, 100),
+        (0.01, 6 / 3**0.5, 10_000),
+        (0.01, 0.5, 1_000),
+        (0.5, 2.0, 20),
+        (0.001, 1.0, 300),
+        (0.9, 10.0, 50),
+    ],
+)
 def test_pld_is_never_above_rdp(rate, noise, uses):
     for relation in ("add_remove", "replace_one"):
         run = Event(rate, noise, "example", relation, uses=uses)
@@ -239,7 +252,9 @@ def test_pld_of_a_mixed_ledger_is_below_rdp_and_above_each_part():
 
 
 def test_replacing_costs_more_than_adding():
-    """At the same clipping and noise, z halves under replacement; 'fixed' and Poisson share the bound."""
+    """At the same clipping and noise, z halves under replacement; 'fixed' and Poisson share
+    the bound.
+    """
     added = Event(0.01, 6.0, "example", "add_remove", uses=1_000)
     for sampling in ("poisson", "fixed"):
         replaced = Event(0.01, 3.0, "example", "replace_one", uses=1_000, sampling=sampling)
@@ -263,7 +278,9 @@ def test_replacement_curve_covers_a_pair_that_replaces(rate, noise):
 
 
 def test_replacement_curve_is_a_possible_one():
-    """δ falls from 1 to 0, is convex in e^ε, and is never below 1 - e^ε: what composition asks of a curve."""
+    """δ falls from 1 to 0, is convex in e^ε, and is never below 1 - e^ε: what composition
+    asks of a curve.
+    """
     epsilon = np.linspace(-6, 6, 4001)
     for rate, noise in ((0.01, 1.0), (0.3, 0.4), (1.0, 2.0)):
         delta = replaced_delta(epsilon, rate, noise)
@@ -274,7 +291,7 @@ def test_replacement_curve_is_a_possible_one():
         assert 0 <= delta[-1] < 1e-2
 
 
-# ---- the other direction ----------------------------------------------------------------------------------
+# ---- the other direction -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accountant", [name for name in ACCOUNTANTS if name != "gdp"])

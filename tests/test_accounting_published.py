@@ -68,7 +68,9 @@ def test_counts_of_published_cells(cells, capsys):
 
 
 def test_every_epsilon_of_the_tables_is_compared(cells):
-    """No cell is skipped silently: each row with an ε and each stopping time with a budget has an answer."""
+    """No cell is skipped silently: each row with an ε and each stopping time with a budget
+    has an answer.
+    """
     for paper, table in CONVENTIONS:
         rows = rows_of(paper, table)
         epsilons = [row for row in rows if row["metric"] == "epsilon"]
@@ -135,7 +137,7 @@ def test_tolerance(printed, tolerance):
     assert epsilon_tolerance(printed) == pytest.approx(tolerance)
 
 
-# ---- what the facts about the tables rest on --------------------------------------------------------------
+# ---- what the facts about the tables rest on -----------------------------------------
 
 
 def run(rate: float, noise: float, uses: int) -> Event:
@@ -251,7 +253,9 @@ def test_no_single_noise_scale_explains_the_last_baseline_of_table_7(cells):
 
 
 def test_sensitive_to_each_choice(cells):
-    """The conventions are needed: another choice in one column loses most of that column's cells."""
+    """The conventions are needed: another choice in one column loses most of that column's
+    cells.
+    """
 
     def reproduced(column, epsilon_at):
         mine = [

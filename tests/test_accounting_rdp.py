@@ -27,7 +27,9 @@ from fl_privacy_lib.accounting.schedules import ledger_of
 
 
 def integrated_rdp(rate: float, noise: float, order: float) -> float:
-    """ln E_{x ~ N(0, z²)}[(1 - q + q e^{(2x - 1)/(2z²)})^α] / (α - 1), by quadrature in 30 digits."""
+    """ln E_{x ~ N(0, z²)}[(1 - q + q e^{(2x - 1)/(2z²)})^α] / (α - 1), by quadrature in 30
+    digits.
+    """
     with mpmath.workdps(30):
         q, z, alpha = mpmath.mpf(rate), mpmath.mpf(noise), mpmath.mpf(order)
 
@@ -135,7 +137,9 @@ def test_without_sampling_the_divergence_is_that_of_two_gaussians():
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 @pytest.mark.parametrize(("rate", "noise"), [(0.01, 3.0), (0.2, 1.0), (0.6, 2.0)])
 def test_replacement_bound_covers_a_pair_that_replaces(rate, noise, sampling):
-    """Two opposite examples are a pair that replaces one: distance 1 from no example, 2 from each other."""
+    """Two opposite examples are a pair that replaces one: distance 1 from no example, 2 from
+    each other.
+    """
     z = 2 * noise  # standard deviation, as the sensitivity under replacement is 2
 
     for order in (2.0, 5.0):

@@ -1,4 +1,6 @@
-"""The exact ε of the local mechanisms: closed form, enumeration and quadrature agree, and the table comes out."""
+"""The exact ε of the local mechanisms: closed form, enumeration and quadrature agree, and the
+table comes out.
+"""
 
 import itertools
 import math
@@ -44,7 +46,9 @@ ENCODING = {
 
 
 def by_quadrature(epsilon, d, k):
-    """PE's exact ε in another way: E[1/(1 + W)] and E[1/(2 + W)] as integrals of W's generating function."""
+    """PE's exact ε in another way: E[1/(1 + W)] and E[1/(2 + W)] as integrals of W's
+    generating function.
+    """
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
     others = lambda s: (1 - p + p * s) ** (k - 1) * (p + (1 - p) * s) ** (d - k - 1)  # noqa: E731
     a = quad(others, 0, 1, epsabs=1e-13)[0]
@@ -64,7 +68,7 @@ def k_hot(d, k):
     return [np.isin(range(d), ones) for ones in itertools.combinations(range(d), k)]
 
 
-# ---- selection -----------------------------------------------------------------------------------------------
+# ---- selection -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("d", "k"), ENCODING)
@@ -105,7 +109,9 @@ def test_closed_form_and_enumeration_agree(d, data, epsilon):
         closed = selection_epsilon(mechanism, d)
         one_input = k == d and hasattr(mechanism, "k")
         ranked = isinstance(mechanism, Exponential)
-        inputs = itertools.permutations(range(d)) if ranked else k_hot(d, getattr(mechanism, "k", 1))
+        inputs = (
+            itertools.permutations(range(d)) if ranked else k_hot(d, getattr(mechanism, "k", 1))
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log([mechanism.probabilities_given(scores) for scores in inputs])
             enumerated = np.nanmax(logs.max(0) - logs.min(0))  # NaN: impossible from all inputs
@@ -151,7 +157,7 @@ def test_a_calibrated_encoding_of_a_pair_in_closed_form():
     assert PerturbedEncoding(0.7, 1).keep_probability(2) == pytest.approx(root, rel=1e-12)
 
 
-# ---- values --------------------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ONE_DIMENSIONAL)
@@ -187,7 +193,9 @@ def test_vectors_are_as_private_as_claimed_but_for_ties(kind, epsilon):
 @pytest.mark.parametrize("d", [1, 2, 3, 4])
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_duchis_vectors_by_brute_force(d, calibrated):
-    """All corners and the middle of the cube of values: probabilities are linear in each, so corners are worst."""
+    """All corners and the middle of the cube of values: probabilities are linear in each, so
+    corners are worst.
+    """
     points = list(itertools.product((-1, 0, 1), repeat=d))
     for epsilon in (0.3, 1.0, 3.0):
         found = largest_ratio([signs_distribution(t, epsilon, calibrated)[1] for t in points])
@@ -195,12 +203,14 @@ def test_duchis_vectors_by_brute_force(d, calibrated):
         assert value_epsilon(mechanism) == pytest.approx(found, rel=1e-9)
 
 
-# ---- both stages ---------------------------------------------------------------------------------------------
+# ---- both stages ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Duchi, Piecewise])
 def test_two_stages_by_brute_force(kind):
-    """All vectors over a few values, outputs (dimension, value): the worst pair attains the sum of both ε."""
+    """All vectors over a few values, outputs (dimension, value): the worst pair attains the
+    sum of both ε.
+    """
     value, d = kind(0.9), 3
     ends = np.array([-1, 1]) * value.output_bound()
     vectors = [

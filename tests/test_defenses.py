@@ -1,4 +1,6 @@
-"""Defences: the distributions of clipping, the size and independence of noise, and what each method fills."""
+"""Defences: the distributions of clipping, the size and independence of noise, and what each
+method fills.
+"""
 
 import math
 

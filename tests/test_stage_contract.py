@@ -1,4 +1,6 @@
-"""A stage says what it is, or nothing is proved of it: no fact about a defence is guessed from a field's name."""
+"""A stage says what it is, or nothing is proved of it: no fact about a defence is guessed
+from a field's name.
+"""
 
 import math
 from dataclasses import dataclass
@@ -76,7 +78,9 @@ class Hidden(Stage):
 
 @pytest.mark.parametrize("place", ["per_example", "per_batch", "per_client"])
 def test_noise_under_any_name_is_gone_from_the_noiseless_form(place):
-    """An attacker who knows the rule replays the true gradients and finds them: nothing of the noise is left."""
+    """An attacker who knows the rule replays the true gradients and finds them: nothing of
+    the noise is left.
+    """
     model, train, partition = setting("mlp")
     defense = Defense("hidden", **{place: Hidden()})
     tap = Tap("update", 1)

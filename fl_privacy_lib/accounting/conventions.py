@@ -127,20 +127,27 @@ class Discrepancy:
 
 
 _OTHER_SCHEDULE = (
-    "Neither the ε-schedules nor the printed σ-schedules give these values at the printed iteration; they "
+    "Neither the ε-schedules nor the printed σ-schedules give these values at the printed "
+    "iteration; they "
     "come from a schedule that is not stated."
 )
-_CYCLIC = "The cyclic schedule is not stated and could not be found; our value assumes two triangles of ε_t."
+_CYCLIC = (
+    "The cyclic schedule is not stated and could not be found; our value assumes two triangles of "
+    "ε_t."
+)
 _SHORT = (
-    "The ε-schedule stretched over this data set's own rounds ends later; the schedule used for trainings "
+    "The ε-schedule stretched over this data set's own rounds ends later; the schedule used for "
+    "trainings "
     "shorter than 100 rounds is not stated."
 )
 _TRACE = (
-    "σ_t follows the sensitivities S_t of one training, and the stopping step is not printed; our value is "
+    "σ_t follows the sensitivities S_t of one training, and the stopping step is not printed; our "
+    "value is "
     "that of the full run with σ = 6."
 )
 _CANCER = (
-    "The Fed-CDP paper prints 0.1469 and 0.2065 for the same setting, and these come out. 0.138 lies near "
+    "The Fed-CDP paper prints 0.1469 and 0.2065 for the same setting, and these come out. 0.138 "
+    "lies near "
     "250 of the 300 steps; 0.147 looks like the example-level value in the client-level row."
 )
 

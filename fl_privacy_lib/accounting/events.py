@@ -1,4 +1,4 @@
-"""What accounting sees of a training, noisy releases; and what it answers, an ε with its reading."""
+"""What accounting sees, noisy releases, and what it answers: an ε with its reading."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -81,7 +81,8 @@ class Event:
             )
         if self.sampling == "fixed" and self.relation == "add_remove":
             raise InputError(
-                "sampling = 'fixed' has no bound under relation = 'add_remove', where the number of units "
+                "sampling = 'fixed' has no bound under relation = 'add_remove', where the number "
+                "of units "
                 "is not fixed: use 'replace_one', or Poisson sampling."
             )
 
@@ -248,6 +249,7 @@ def check_delta(**deltas: float) -> None:
     for name, value in deltas.items():
         if not 0 < value < 1:
             raise InputError(
-                f"{name} = {value} must be greater than 0 and less than 1: it is the probability with which "
+                f"{name} = {value} must be greater than 0 and less than 1: it is the probability "
+                "with which "
                 "ε may not hold, well below one over the number of units."
             )

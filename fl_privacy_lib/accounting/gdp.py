@@ -65,7 +65,8 @@ def gdp_mu(events: Event | Ledger) -> float:
     ledger = Ledger.of(events)
     if (ledger.rates < 1).any():
         raise InputError(
-            f"The plan samples at q = {ledger.rates.min():g}, and a sampled Gaussian is not a Gaussian: "
+            f"The plan samples at q = {ledger.rates.min():g}, and a sampled Gaussian is not a "
+            "Gaussian: "
             "use 'pld' or 'rdp', or sampling = 'none' for an adversary who sees who takes part."
         )
     return math.sqrt(float(np.sum(ledger.uses / np.square(ledger.noise))))

@@ -59,7 +59,8 @@ def pld_spending(events: Event | Ledger, delta: float) -> Spending:
 
     Examples
     --------
-    >>> print(f"{pld_spending(Event(0.01, 6.0, 'example', 'add_remove', uses=10_000), 1e-5).epsilon:.3f}")
+    >>> run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
+    >>> print(f"{pld_spending(run, 1e-5).epsilon:.3f}")
     0.601
     """
     check_delta(delta=delta)
@@ -78,7 +79,7 @@ def pld_spending(events: Event | Ledger, delta: float) -> Spending:
 
 
 def _refined(relation: Relation, totals: Uses, delta: float) -> float:
-    """Return ε on a grid that is fine enough for it, as far as a step's losses fit on such a grid."""
+    """Return ε on a grid that is fine enough for it, if a step's losses fit on such a grid."""
     grid = max(GRID, _largest_gaussian_loss(min(noise for _, noise in totals)) / _BINS)
     largest = max(_largest_loss(*pair) for pair in totals)
     epsilon = grid_epsilon(relation, totals, delta, grid)
@@ -109,13 +110,13 @@ def _largest_gaussian_loss(noise: float) -> float:
 
 
 def _largest_loss(rate: float, noise: float) -> float:
-    """Return ln(1 + q (e^loss - 1)) for the largest loss of a Gaussian step: that of a sampled one."""
+    """Return the largest loss of a sampled step: ln(1 + q (e^loss - 1)) of the Gaussian's."""
     loss = _largest_gaussian_loss(noise)
     return loss + math.log(math.exp(-loss) - rate * math.expm1(-loss))
 
 
 def replaced_delta(epsilon: Floats, rate: float, noise: float) -> Floats:
-    """Return a bound on δ(ε) of one sampled Gaussian step under ``replace_one``, for ε of either sign.
+    """Return a bound on δ(ε) of one sampled Gaussian step under ``replace_one``.
 
     Parameters
     ----------

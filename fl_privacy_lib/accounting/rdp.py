@@ -163,8 +163,10 @@ def _poisson(pairs: Floats, orders: Orders) -> Floats:
 def _replaced(pairs: Floats, orders: Orders) -> Floats:
     if len(pairs) > _REPLACED_PAIRS:
         raise InputError(
-            f"The plan has {len(pairs)} different (q, z) under relation = 'replace_one', where each takes a "
-            f"while: use at most {_REPLACED_PAIRS}, for example by rounding the noise down to a few levels."
+            f"The plan has {len(pairs)} different (q, z) under relation = 'replace_one', where "
+            "each takes a "
+            f"while: use at most {_REPLACED_PAIRS}, for example by rounding the noise down to a "
+            "few levels."
         )
     plain = 0.5 * np.array(orders) / np.square(pairs[:, 1:])  # [pairs, orders]
     bound = plain.copy()
@@ -210,9 +212,12 @@ def epsilon_from_rdp(
     """
     one_of(get_args(Conversion), conversion=conversion)
     check_delta(delta=delta)
+    if conversion == "improved":
+        epsilon, order = peer.compute_epsilon(orders, rdp, delta)
+        return float(epsilon), float(order)
     values = order_epsilons(rdp, np.array(orders), delta, conversion)
     best = int(np.argmin(values))
-    return max(0.0, float(values[best])), float(orders[best])
+    return float(values[best]), float(orders[best])
 
 
 def order_epsilons(
@@ -221,7 +226,7 @@ def order_epsilons(
     """Return what each divergence says of ε by its order; 0 or less: ε = 0 holds."""
     if conversion == "classic":
         return rdp - np.log(delta) / (order - 1)
-    improved = rdp + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)
+    improved = rdp + (np.log1p(-1 / order) - np.log(delta * order) / (order - 1))
     # δ² ≥ 1 - e^{-RDP} bounds the total variation by δ: ε = 0 already holds
     return np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, improved)
 

@@ -75,8 +75,8 @@ def recompute(paper: str, table: str, rows: Iterable[Row]) -> tuple[Cell, ...]:
 
     Examples
     --------
-    >>> row = {"dataset": "lfw", "method": "fed_cdp", "local_iterations": "100", "metric": "epsilon",
-    ...        "accounting": "moments_accountant", "value": "0.6356"}
+    >>> row = {"dataset": "lfw", "method": "fed_cdp", "local_iterations": "100",
+    ...        "metric": "epsilon", "accounting": "moments_accountant", "value": "0.6356"}
     >>> cell, = recompute("fed_cdp", "table_6", [row])
     >>> print(f"{cell.ours:.4f} {cell.outcome}")
     0.6356 agrees
@@ -133,7 +133,7 @@ def _epsilon_cell(
 
 
 def _has_stated_noise(table: str, row: Row) -> bool:
-    """Return whether a row's σ is 6 by the table's account; not where the variance is held constant."""
+    """Return whether the table says that σ is 6: not where it holds the variance constant."""
     constant_variance = table == "table_7" and "clip" in row
     return not constant_variance or (
         row["method"] == "dp_baseline" and row["target_accuracy"] != "0.9773"
@@ -141,7 +141,7 @@ def _has_stated_noise(table: str, row: Row) -> bool:
 
 
 def _training(paper: str, row: Row, rows: Sequence[Row]) -> tuple[float, int]:
-    """Return the sampling rate and the number of steps that a row is charged for, before any extra step."""
+    """Return the sampling rate and the steps that a row is charged for, without extra steps."""
     keys = ("dataset", "method", "noise_scale_policy", "target_accuracy")
     printed = [  # the row's own count, where the table prints one
         int(other["value"])

@@ -31,7 +31,7 @@ def linear(start: float, end: float, steps: int) -> Floats:
 
 
 def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
-    """Return the linear schedule held on ``stairs`` equal stairs, [steps]; each keeps its first value.
+    """Return the linear schedule in ``stairs`` equal stairs, [steps]; each keeps its first value.
 
     Examples
     --------

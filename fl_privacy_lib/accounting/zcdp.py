@@ -41,7 +41,7 @@ def zcdp_spending(events: Event | Ledger, delta: float) -> Spending:
 
 
 def _caveats(ledger: Ledger, rho: float, delta: float) -> tuple[str, ...]:
-    """Name the conditions of the subsampling lemma (Abadi et al., 2016, lemma 3) that do not hold."""
+    """Name the conditions of Abadi et al. (2016), lemma 3, that do not hold."""
     if not ledger.sampled.any():
         return ()
     failures = sampling_condition_failures(ledger)

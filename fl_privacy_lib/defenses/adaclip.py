@@ -9,6 +9,7 @@ import torch
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
 from fl_privacy_lib.defenses.adaptive import BatchStage, UnderRule
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, expand
+from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.rules import Rule
 from fl_privacy_lib.defenses.stage import Declaration, Stage
 
@@ -148,6 +149,7 @@ class AdaClipNoise(UnderRule, BatchStage):
         # its own
         missing = 1 - count / ctx.batch_size
         centred = {name: v + missing * means[name] for name, v in values.items()}
-        noisy = self.add_scaled_noise(centred, values, ctx)
-        self.rule.follow(noisy, self.unit(ctx), ctx)
+        std = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
+        noisy = self.add_scaled_noise(centred, values, std, ctx)
+        self.rule.follow(noisy, std, ctx)
         return noisy

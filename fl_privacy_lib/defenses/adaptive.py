@@ -36,15 +36,12 @@ class Ruled(Stage):
         reported = counts if self.reports else None
         return Declaration(self.rule.clip, noise, moving, count_scale=reported)
 
-    def unit(self, ctx: Any) -> float:
-        """Return the standard deviation of the noise at S = 1."""
-        raise NotImplementedError
-
-    def add_scaled_noise(self, values: Gradient, norms: Gradient, ctx: Any) -> Gradient:
-        """Return values [clients, …] with noise; where there is none, nothing is drawn."""
-        if not self.noise_scale * self.scale:
+    def add_scaled_noise(
+        self, values: Gradient, norms: Gradient, unit: float, ctx: Any
+    ) -> Gradient:
+        """Return values [clients, …] with noise of standard deviation unit · S; at 0, none."""
+        if not unit:
             return values
-        unit = self.unit(ctx)
         stds = {name: unit * level for name, level in self.rule.levels(norms, ctx).items()}
         return add_noise(values, stds, ctx.generators)
 
@@ -55,41 +52,31 @@ class ExampleStage(Ruled):
     Each gets noise such that the *batch mean* carries `mean_std` of σS.
     """
 
-    def unit(self, ctx: Any) -> float:
-        """Return σ√B over the divisor."""
-        mean = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
-        return mean * ctx.batch_size**0.5  # averaging B independent draws divides by √B
-
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped and noised one by one."""
         norms = ctx.norms if ctx.norms is not None else layer_norms(gradients, leading=2)
         clipped = scaled(gradients, self.rule.factors(norms, ctx))
         self.rule.tell(norms, ctx, ctx.batch_size)
-        return self.add_scaled_noise(clipped, norms, ctx)
+        mean = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
+        unit = mean * ctx.batch_size**0.5  # averaging B independent draws divides by √B
+        return self.add_scaled_noise(clipped, norms, unit, ctx)
 
 
 class BatchStage(Ruled):
-    """The stage per_batch: noise on the batch mean, scaled with the level of the examples' norms."""
+    """The stage per_batch: noise on the batch mean, scaled with the examples' level S."""
 
     reports: ClassVar[bool] = False
-
-    def unit(self, ctx: Any) -> float:
-        """Return σ over the divisor."""
-        return mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [clients, …] with noise; ``ctx.norms`` are those before clipping."""
         # an empty Poisson batch has no norms
         norms = ctx.norms or {name: v.new_zeros(len(v), 0) for name, v in values.items()}
-        return self.add_scaled_noise(values, norms, ctx)
+        unit = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
+        return self.add_scaled_noise(values, norms, unit, ctx)
 
 
 class UpdateStage(Ruled):
     """The stages per_client and on_arrival: a client's update is clipped and noised."""
-
-    def unit(self, ctx: Any) -> float:
-        """Return σ·scale."""
-        return self.noise_scale * self.scale
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return updates [clients, …], clipped, with noise of standard deviation σS·scale."""
@@ -97,7 +84,8 @@ class UpdateStage(Ruled):
         norms = {name: n[:, None] for name, n in layer_norms(values, leading=1).items()}
         factors = {name: f[:, 0] for name, f in self.rule.factors(norms, ctx).items()}
         self.rule.tell(norms, ctx, 1)
-        return self.add_scaled_noise(scaled(values, factors), norms, ctx)
+        unit = self.noise_scale * self.scale
+        return self.add_scaled_noise(scaled(values, factors), norms, unit, ctx)
 
 
 @dataclass(frozen=True)

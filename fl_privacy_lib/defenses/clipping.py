@@ -52,7 +52,7 @@ def in_scope(norms: Gradient, scope: str) -> Gradient:
 
 
 def shrink_factors(norms: Gradient, bounds: Mapping[str, float | torch.Tensor]) -> Gradient:
-    """Return min(1, bound/norm) by tensor, for norms and bounds that broadcast; 1 at a norm of 0."""
+    """Return min(1, bound/norm) by tensor, for norms and bounds that broadcast."""
     return {name: (bounds[name] / n.clamp_min(1e-30)).clamp_max(1.0) for name, n in norms.items()}
 
 

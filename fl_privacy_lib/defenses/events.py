@@ -218,7 +218,7 @@ def _batch_release(
 
 
 def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Reason]]:
-    """Return how many releases of a participation a unit moves, and by how many examples at most."""
+    """Return how many releases of a participation a unit moves, and how many-fold."""
     if unit == "client":
         batch = _largest_batch(plan, holding)
         text = (
@@ -303,7 +303,8 @@ def events(
     Plain DP-SGD is one client that never leaves:
 
     >>> central = Plan(1, 1, 1, 100, 10, batch_sampling="poisson", local_lr=0.05)
-    >>> (event,) = fed_cdp("batch", noise_scale=1.0, scope="all").events(central, Holding(1000, 1000, 3))
+    >>> dp_sgd = fed_cdp("batch", noise_scale=1.0, scope="all")
+    >>> (event,) = dp_sgd.events(central, Holding(1000, 1000, 3))
     >>> event.sampling_rate, event.noise_multiplier, event.uses
     (0.01, 1.0, 100)
     """

@@ -1,4 +1,4 @@
-"""Where no ε holds: the ways in which noise before a tap fails to cover what one unit can change."""
+"""Where no ε holds: how noise before a tap can fail to cover what one unit changes."""
 
 from fl_privacy_lib._checks import one_of
 from fl_privacy_lib.defenses.stage import STAGES, TAPS, Declaration, Part, Route

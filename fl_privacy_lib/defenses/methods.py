@@ -6,11 +6,7 @@ from typing import Any
 
 from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.adaptive import (
-    AdaptiveClip,
-    AdaptiveNoise,
-    AdaptiveUpdate,
-)
+from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise, AdaptiveUpdate
 from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Defense, PerExample, Then
 from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
@@ -35,9 +31,8 @@ def fed_sdp(
     ----------
     noise_at : {'client', 'server'}
         'client' fills per_client: types 0 and 1 read a noisy update. 'server' fills on_arrival:
-        what leaves the client is the raw update, so type 1, and a server that reads before it adds
-        noise, see it in clear. Neither touches ``example``: a type-2 adversary reads exactly what
-        it reads without any defence.
+        type 1, and a server that reads before it adds noise, see the update in clear. Neither
+        touches ``example``: a type-2 adversary reads what it reads without any defence.
     clip_norm : float, > 0, C, per tensor of the update
     noise_scale : float, ≥ 0, σ
     participants : int or None
@@ -67,7 +62,7 @@ def fed_cdp(
     noise_scale: float = 6.0,
     scope: str = "layer",
 ) -> Defense:
-    """Return Fed-CDP: every example's gradient is clipped, and noise is added in every local iteration.
+    """Return Fed-CDP: clip every example's gradient, and add noise in every local iteration.
 
     Parameters
     ----------
@@ -76,9 +71,8 @@ def fed_cdp(
         coded, and DP-SGD): the same adversary reads a clipped gradient *without noise*.
     divide_by : {'sqrt_batch', 'batch', 'none'} or None
         What divides σC on the batch mean, see `noise.mean_std`. None: 'sqrt_batch' at the example,
-        'batch' at the batch. The guarantee of the released model depends on this number and on the
-        clip alone, not on where the noise enters; the type-2 adversary's view depends on
-        `noise_at`.
+        'batch' at the batch. The guarantee of the released model depends only on this and on the
+        clip, not on where the noise enters.
     clip_norm : float, > 0, C
     noise_scale : float, ≥ 0, σ
     scope : {'layer', 'all'}
@@ -158,7 +152,7 @@ def fed_alpha_cdp(
     divide_by: str | None = None,
     scope: str = "layer",
 ) -> Defense:
-    """Return Fed-αCDP: clipped as in Fed-CDP, but the noise is scaled with the largest norm that is left.
+    """Return Fed-αCDP: clipped as Fed-CDP, with noise scaled by the largest norm that is left.
 
     Parameters
     ----------
@@ -225,7 +219,7 @@ def quantile_clipped(
     count_scale: float = 10.0,
     scope: str = "all",
 ) -> Defense:
-    """Return clipping at a quantile that is itself estimated privately, with noise scaled by the bound.
+    """Return clipping at a quantile that is itself estimated privately.
 
     Parameters
     ----------
@@ -246,13 +240,9 @@ def quantile_clipped(
     """
     one_of(["per_example", "per_client", "on_arrival"], at=at)
     rule = QuantileNorm(Clip(clip_norm, scope), target, rate, count_scale)
+    stages: dict[str, Any] = {at: AdaptiveUpdate(rule, noise_scale)}
     if at == "per_example":
-        stages: dict[str, Any] = {
-            "per_example": AdaptiveClip(rule),
-            "per_batch": AdaptiveNoise(rule, noise_scale),
-        }
-    else:
-        stages = {at: AdaptiveUpdate(rule, noise_scale)}
+        stages = {at: AdaptiveClip(rule), "per_batch": AdaptiveNoise(rule, noise_scale)}
     return Defense("quantile_clip", **stages, on_aggregate=rule, initial_state=rule.start)
 
 
@@ -264,20 +254,18 @@ def adaclip(
     scope: str = "all",
     **moments: float,
 ) -> Defense:
-    """Return AdaClip: coordinates are centred and scaled before clipping, by moments of the noisy means before.
+    """Return AdaClip: coordinates are centred and scaled by earlier moments before clipping.
 
     Parameters
     ----------
     clip_norm, scope : see `AdaClip`; the first iteration of a participation clips to C_0
-    noise_scale, divide_by : as in `fed_cdp`; the noise is on the batch mean, so a type-2 adversary
-        reads none
+    noise_scale, divide_by : as in `fed_cdp`, on the batch mean: a type-2 adversary reads none
     moments : mean_decay, spread_decay, floor, ceiling of `AdaClip`
 
     Notes
     -----
-    Guarantee: example level, that of a clip to norm 1 at twice the sensitivity, under both
-    relations, because of the centring. Source: Pichapati et al. (2019); σ and C_0 as in Fed-αCDP,
-    Table 10.
+    Guarantee: example level, of a clip to norm 1 at twice the sensitivity under both relations, for
+    the centring. Source: Pichapati et al. (2019); σ and C_0 as in Fed-αCDP, Table 10.
     """
     rule = AdaClip(clip_norm, scope, **moments)
     noise = AdaClipNoise(rule, noise_scale, divide_by)
@@ -291,11 +279,6 @@ def _after(defense: Defense | None, at: str, name: str, stage: Any) -> Defense:
     here = getattr(base, at)
     filled: dict[str, Any] = {at: stage if here is None else Then(here, stage)}
     return replace(base, name=name if base == non_private() else f"{base.name}+{name}", **filled)
-
-
-def _leading(at: str) -> int:
-    """Return how many axes stand before a gradient's own at a stage."""
-    return 2 if at == "per_example" else 1
 
 
 def pruned(
@@ -312,11 +295,12 @@ def pruned(
     Notes
     -----
     Guarantee: none of its own. After a noisy stage it is computed from what is released and costs
-    nothing. Of noisy examples that are pruned one by one, each is counted with its own noise alone:
-    their mean is no longer a mean plus the noise of them all. Source: Fed-αCDP, section 4.1 and
-    Fig. 3 (10 and 90 %); Fed-CDP, Fig. 5 (0 to 90 %).
+    nothing. Noisy examples that are pruned one by one are counted each with its noise alone: their
+    mean is no longer a mean plus noise. Source: Fed-αCDP, section 4.1 and Fig. 3 (10 and 90 %);
+    Fed-CDP, Fig. 5 (0 to 90 %).
     """
-    return _after(defense, at, "gradient_compression", Pruned(fraction, scope, _leading(at)))
+    leading = 2 if at == "per_example" else 1
+    return _after(defense, at, "gradient_compression", Pruned(fraction, scope, leading))
 
 
 def dssgd(
@@ -337,11 +321,11 @@ def dssgd(
 
     Notes
     -----
-    Guarantee: none for an example or a client; Fed-αCDP says so of the noisy variant, too. Source:
-    Shokri and Shmatikov (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor
-    the noise.
+    Guarantee: none, as Fed-αCDP says of the noisy variant, too. Source: Shokri and Shmatikov
+    (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor the noise.
     """
-    return _after(defense, at, "dssgd", Selective(share, threshold, std, scope, _leading(at)))
+    leading = 2 if at == "per_example" else 1
+    return _after(defense, at, "dssgd", Selective(share, threshold, std, scope, leading))
 
 
 def random_noise(

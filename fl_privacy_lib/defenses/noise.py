@@ -35,6 +35,8 @@ def mean_std(noise_scale: float, bound: float, batch_size: int, divide_by: str) 
     [10.73, 4.8, 24.0]
     """
     one_of(DIVISORS, divide_by=divide_by)
+    if noise_scale == 0:
+        return 0.0  # also for a batch that has no size
     divisors = {"sqrt_batch": math.sqrt(batch_size), "batch": batch_size, "none": 1}
     return noise_scale * bound / divisors[divide_by]
 

@@ -1,4 +1,4 @@
-"""The route of a gradient: five stages that a defence may fill, five taps where an adversary may read.
+"""The route of a gradient: five stages for a defence to fill, five taps for an adversary to read.
 
     example ──▶ batch ──▶ update ──▶ received ──▶ aggregate        taps, each after its stage
     per_example per_batch per_client on_arrival   on_aggregate     stages
@@ -206,7 +206,7 @@ class Defense:
         return example, self.apply("per_batch", mean, ctx)
 
     def reach(self, tap: str, gradients: Gradient, ctx: ClientContext, step: float) -> Gradient:
-        """Return what example gradients become until a tap at a client or on arrival, in one local iteration.
+        """Return what example gradients become until a tap, in one local iteration.
 
         Parameters
         ----------
@@ -254,7 +254,7 @@ class Defense:
         return {place: getattr(self, place) for place in STAGES if getattr(self, place) is not None}
 
     def events(self, plan: Plan, holding: Holding, **reading: Any) -> tuple[Event, ...]:
-        """Return the accounting events of this defence under a plan; see `fl_privacy_lib.defenses.events.events`."""
+        """Return the accounting events of this defence under a plan; see `events.events`."""
         return events(self, plan, holding, **reading)
 
     def describe(self) -> list[tuple[str, str]]:

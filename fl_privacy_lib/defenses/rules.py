@@ -54,7 +54,7 @@ class Rule:
         return dict.fromkeys(norms, self.clip.bound(ctx.round))
 
     def tell(self, norms: Gradient, ctx: Any, asked: int) -> None:
-        """Report to the server what the rule needs of `asked` norms a client; by default nothing."""
+        """Report what the rule needs of `asked` norms a client; by default nothing."""
 
     def silent(self) -> "Rule":
         """Return the rule without the noise of its reports; by default the rule itself."""

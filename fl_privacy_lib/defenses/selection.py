@@ -27,7 +27,7 @@ READINGS = ("e_eps", "e_half_eps", "calibrated")
 
 
 class Selection:
-    """What all selections share: ``select(scores, generator)`` and the distribution it draws from."""
+    """What all selections share: ``select(scores, generator)`` and its distribution."""
 
     name: ClassVar[str]
     epsilon: float
@@ -273,7 +273,7 @@ def _ascending(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _one_of(mask: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Return one of the true columns [n] of mask [n, d]: the first at a draw of 0, the last towards 1."""
+    """Return one of the true columns [n] of mask [n, d], later ones at larger draws."""
     count = mask.cumsum(1, dtype=torch.int32)
     # rounding may not step past the last
     place = torch.minimum((draws * count[:, -1]).int() + 1, count[:, -1])
@@ -281,7 +281,7 @@ def _one_of(mask: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def _mean_inverse(ones: int, zeros: int, flip: float) -> float:
-    """Return E[1/(1 + W)] for W ones after flipping `ones` and `zeros`, each with probability flip."""
+    """Return E[1/(1 + W)] for W ones after flipping each bit with probability flip."""
     still_one = binom.pmf(np.arange(ones + 1), ones, flip)[::-1]
     now_one = binom.pmf(np.arange(zeros + 1), zeros, flip)
     return float(np.convolve(still_one, now_one) @ (1 / np.arange(1, ones + zeros + 2)))
@@ -338,7 +338,8 @@ def _shape(scores: torch.Tensor) -> tuple[int, int]:
     if not good.all():
         row, column = (~good).nonzero()[0].tolist()
         raise InputError(
-            f"scores[{row}, {column}] = {scores[row, column].item()} cannot be ranked: the training "
+            f"scores[{row}, {column}] = {scores[row, column].item()} cannot be ranked: the "
+            "training "
             "has diverged or the data hold such a value; lower the learning rate or mend the data."
         )
     return scores.shape[0], scores.shape[1]

@@ -1,4 +1,4 @@
-"""Perturbing one number in [-1, 1]: four mechanisms, all unbiased, all with a distribution in closed form.
+"""Perturbing one number in [-1, 1]: four unbiased mechanisms, with distributions in closed form.
 
 Draws are made in float64 and returned in the values' own type; the distributions are those of real
 numbers.
@@ -23,7 +23,7 @@ HYBRID_FROM = math.log(
 
 
 def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
-    """Return the values in float64 and in [-1, 1]: clipped if so chosen, else refused when they are not."""
+    """Return the values in float64 and in [-1, 1]: clipped, or refused if they are outside."""
     if (
         not values.is_floating_point()
     ):  # what is returned has the values' type, and would be rounded
@@ -40,7 +40,8 @@ def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
     largest = float(exact.abs().max()) if exact.numel() else 0.0
     if largest > 1:
         raise InputError(
-            f"the largest |value| is {largest:.6g}, above 1: scale the values, or say outside='clip'."
+            f"the largest |value| is {largest:.6g}, above 1: scale the values, or say "
+            "outside='clip'."
         )
     return exact
 
@@ -82,7 +83,7 @@ class Perturbation:
         raise NotImplementedError
 
     def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
-        """Return ln of the density of outputs at values, broadcast; at an atom, ln of its probability."""
+        """Return ln of the density of outputs at values; at an atom, ln of its probability."""
         raise NotImplementedError
 
     def _draw(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -126,7 +127,7 @@ class Duchi(Perturbation):
 
 @dataclass(frozen=True)
 class Piecewise(Perturbation):
-    """PM: uniform in a short interval around the value with probability e^{ε/2}/(e^{ε/2} + 1), else outside it.
+    """PM: uniform near the value with probability e^{ε/2}/(e^{ε/2} + 1), else elsewhere.
 
     Notes
     -----
@@ -140,7 +141,7 @@ class Piecewise(Perturbation):
 
     @property
     def _widths(self) -> tuple[float, float]:
-        """Return A - 1, the length of the short interval, and A + 1, the length of what is outside it."""
+        """Return A - 1, the length of the short interval, and A + 1, that of its outside."""
         down = math.exp(-self.epsilon / 2)
         gap = -math.expm1(-self.epsilon / 2)
         return 2 * down / gap, 2 / gap

@@ -66,9 +66,8 @@ def amplified(epsilon: Floats | float, sampling_rate: Floats | float) -> Floats:
     >>> print(f"{float(amplified(step_epsilon(6.0), 0.01)):.7f}")
     0.0123457
     """
-    with np.errstate(
-        over="ignore"
-    ):  # e^ε of a nearly noiseless step is infinite, and so is the answer
+    # e^ε of a nearly noiseless step is infinite, and so is the answer
+    with np.errstate(over="ignore"):
         return np.log1p(np.asarray(sampling_rate) * np.expm1(epsilon))
 
 
@@ -101,9 +100,8 @@ class StepSums:
         prefixes: bool = False,
     ) -> "StepSums":
         """Sum over all steps of a ledger, or over each prefix, [steps]."""
-        epsilon = amplified(
-            step_epsilon(ledger.noise, step_delta, decimals), ledger.rates
-        )  # [events]
+        step = step_epsilon(ledger.noise, step_delta, decimals)
+        epsilon = amplified(step, ledger.rates)  # [events]
         with np.errstate(over="ignore"):
             terms = (
                 epsilon,

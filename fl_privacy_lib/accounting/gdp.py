@@ -22,9 +22,8 @@ def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
     positive(mu=mu)
     epsilon = np.asarray(epsilon, dtype=np.float64)
     first = log_ndtr(mu / 2 - epsilon / mu)
-    second = epsilon + log_ndtr(
-        -mu / 2 - epsilon / mu
-    )  # logarithms: e^ε alone overflows from ε = 710
+    # logarithms: e^ε alone overflows from ε = 710
+    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
 
 

@@ -150,9 +150,8 @@ def _replaced(totals: Uses, delta: float, grid: float) -> float:
             continue
         bins = math.ceil(_largest_loss(rate, noise) / grid)
         curve = replaced_delta(np.arange(-bins, bins + 1) * grid, rate, noise)  # [2 bins + 1]
-        curve = np.minimum.accumulate(
-            np.clip(curve, 0.0, 1.0)
-        )  # rounding may lift a flat stretch by 1e-16
+        # rounding may lift a flat stretch by 1e-16
+        curve = np.minimum.accumulate(np.clip(curve, 0.0, 1.0))
         step = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -bins, bins, curve)
         repeated = privacy_loss_distribution.PrivacyLossDistribution(step).self_compose(uses)
         composed = composed.compose(repeated)

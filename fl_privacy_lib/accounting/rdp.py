@@ -173,9 +173,8 @@ def _replaced(pairs: Floats, orders: Orders) -> Floats:
     for row, (rate, noise) in enumerate(pairs):
         if rate < 1:
             bound[row] = _peer_rdp(rate, noise, orders, True)
-    return np.minimum(
-        bound, plain
-    )  # joint quasi-convexity: sampling never makes a release tell more
+    # joint quasi-convexity: sampling never makes a release reveal more
+    return np.minimum(bound, plain)
 
 
 def total_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:

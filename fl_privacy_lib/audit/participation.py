@@ -47,9 +47,8 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
     trials, whole = int(holders) * plan.rounds, plan.client_sampling != "one_pass"
     if whole and (plan.client_sampling == "poisson" or holders == 1):
         return binom.pmf(np.arange(trials + 1), trials, plan.client_rate)
-    together = (
-        1 if whole else plan.clients // plan.participants
-    )  # rounds whose clients are all different
+    # rounds whose clients are all different
+    together = 1 if whole else plan.clients // plan.participants
 
     def drawn(rounds: int) -> Floats:
         return hypergeom.pmf(

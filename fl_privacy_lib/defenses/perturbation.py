@@ -128,9 +128,8 @@ class Flat:
             )
         if self.sampled == self.d:
             return self.inner(values, generator)
-        columns = (
-            uniform(values, generator).topk(self.sampled, dim=1).indices
-        )  # [n, sampled], a uniform subset
+        # [n, sampled], a uniform subset
+        columns = uniform(values, generator).topk(self.sampled, dim=1).indices
         sent = self.inner(inside(values, self.outside).gather(1, columns), generator) * self.factor
         return torch.zeros_like(values).scatter(1, columns, sent.to(values.dtype))
 
@@ -150,9 +149,8 @@ class Flat:
             return self.factor * self.inner.output_bound()
         won, drawn, lost = self.weights()
         tie = self._tie_share
-        agreeing = (
-            math.comb(self.d - 1, self.d // 2) / 2**self.d
-        )  # Σ s_j v_j over the winning half, over 2^d
+        # Σ s_j v_j over the winning half, over 2^d
+        agreeing = math.comb(self.d - 1, self.d // 2) / 2**self.d
         return ((won + lost) * (1 - tie) / 2 + drawn * tie) / ((won - lost) * agreeing)
 
     def weights(self) -> tuple[float, float, float]:

@@ -139,10 +139,9 @@ class Then(Stage):
 
     def parts(self) -> tuple[Stage, ...]:
         """Return all rules at this place, in their order."""
-        return tuple(
-            part for stage in (self.first, self.then)
-            for part in (stage.parts() if isinstance(stage, Stage) else (stage,))
-        )  # fmt: skip
+        stages = (self.first, self.then)
+        rules = [stage.parts() if isinstance(stage, Stage) else (stage,) for stage in stages]
+        return (*rules[0], *rules[1])
 
     def declare(self) -> Declaration:
         """Refuse: who counts has to look at the parts."""

@@ -17,16 +17,14 @@ from fl_privacy_lib.accounting.events import Floats
 
 OUTSIDE = ("refuse", "clip")
 _ROOTS = sum(2 * (6353 + sign * 405 * math.sqrt(241)) ** (1 / 3) for sign in (-1, 1))
-HYBRID_FROM = math.log(
-    (_ROOTS - 5) / 27
-)  # ≈ 0.61; below it Duchi's largest variance is the smaller one
+# ≈ 0.61; below it Duchi's largest variance is the smaller one
+HYBRID_FROM = math.log((_ROOTS - 5) / 27)
 
 
 def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
     """Return the values in float64 and in [-1, 1]: clipped, or refused if they are outside."""
-    if (
-        not values.is_floating_point()
-    ):  # what is returned has the values' type, and would be rounded
+    # what is returned has the values' type, and would be rounded
+    if not values.is_floating_point():
         raise InputError(
             f"the values are {values.dtype}, whole numbers: give them as floating-point numbers."
         )
@@ -171,9 +169,8 @@ class Piecewise(Perturbation):
         """Return ln of the density; see `Perturbation.log_prob`."""
         y, t = np.asarray(outputs, dtype=float), np.asarray(values, dtype=float)
         narrow, wide = self._widths
-        rounding = (
-            4e-16 * self.output_bound()
-        )  # an end of the range belongs to it, whatever its last digit
+        # an end of the range belongs to it, whatever its last digit
+        rounding = 4e-16 * self.output_bound()
         near = np.abs(y - wide * t / 2) <= narrow / 2 + rounding
         level = np.where(near, log_expit(self.epsilon / 2) - math.log(narrow),
                          log_expit(-self.epsilon / 2) - math.log(wide))  # fmt: skip

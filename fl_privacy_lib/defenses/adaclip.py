@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
-from fl_privacy_lib.defenses.adaptive import BatchStage, UnderRule
+from fl_privacy_lib.defenses.adaptive import AdaptiveStage, BatchStage
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, expand
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.rules import Rule
@@ -120,7 +120,7 @@ class AdaClip(Rule, Stage):
 
 
 @dataclass(frozen=True)
-class AdaClipNoise(UnderRule, BatchStage):
+class AdaClipNoise(AdaptiveStage, BatchStage):
     """The stage per_batch: noise b times that of a clip to norm 1, and the moments' update.
 
     Parameters

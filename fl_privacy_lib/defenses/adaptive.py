@@ -14,7 +14,7 @@ from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, mean_std
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 
-class Ruled(Stage):
+class RuleStage(Stage):
     """What all bases share: a rule, and Gaussian noise whose standard deviation is σ times S."""
 
     rule: Any
@@ -46,7 +46,7 @@ class Ruled(Stage):
         return add_noise(values, stds, ctx.generators)
 
 
-class ExampleStage(Ruled):
+class ExampleStage(RuleStage):
     """The stage per_example: every example's gradient is clipped and noised by itself.
 
     Each gets noise such that the *batch mean* carries `mean_std` of σS.
@@ -62,7 +62,7 @@ class ExampleStage(Ruled):
         return self.add_scaled_noise(clipped, norms, unit, ctx)
 
 
-class BatchStage(Ruled):
+class BatchStage(RuleStage):
     """The stage per_batch: noise on the batch mean, scaled with the examples' level S."""
 
     reports: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class BatchStage(Ruled):
         return self.add_scaled_noise(values, norms, unit, ctx)
 
 
-class UpdateStage(Ruled):
+class UpdateStage(RuleStage):
     """The stages per_client and on_arrival: a client's update is clipped and noised."""
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
@@ -89,19 +89,19 @@ class UpdateStage(Ruled):
 
 
 @dataclass(frozen=True)
-class UnderRule(Ruled):
+class AdaptiveStage(RuleStage):
     """What the stages under a `Rule` share."""
 
     rule: Any
     noise_scale: float = 0.0
 
-    def noiseless(self) -> "UnderRule":
+    def noiseless(self) -> "AdaptiveStage":
         """Return the rule without noise, on the gradient and on its counts."""
         return replace(self, rule=self.rule.silent(), noise_scale=0.0)
 
 
 @dataclass(frozen=True)
-class AdaptiveClip(UnderRule, ExampleStage):
+class AdaptiveClip(AdaptiveStage, ExampleStage):
     """Clip every example's gradient by a rule, and noise it with σ times the rule's level.
 
     Parameters
@@ -114,7 +114,7 @@ class AdaptiveClip(UnderRule, ExampleStage):
 
 
 @dataclass(frozen=True)
-class AdaptiveNoise(UnderRule, BatchStage):
+class AdaptiveNoise(AdaptiveStage, BatchStage):
     """Noise the batch mean with σ times the level that a rule reads off the batch's own norms.
 
     Parameters
@@ -127,7 +127,7 @@ class AdaptiveNoise(UnderRule, BatchStage):
 
 
 @dataclass(frozen=True)
-class AdaptiveUpdate(UnderRule, UpdateStage):
+class AdaptiveUpdate(AdaptiveStage, UpdateStage):
     """Clip every client's update by a rule, and noise it with σ times the rule's level.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Local mechanisms: probabilities against definitions, draws against them, moments against integrals.
+"""Local mechanisms: probabilities against definitions, draws, and moments against integrals.
 
 A statistical test fails wrongly with probability WRONG_ALARM at most; its seed is fixed, so it does
 so always or never."""
@@ -549,7 +549,9 @@ def test_compressed_recovers_the_projection_of_the_mean():
     limit = stats.norm.isf(WRONG_ALARM / 2 / d)
     assert (np.abs(drawn.mean(0).numpy() - inverse @ y) < limit * spread / math.sqrt(n)).all()
     assert drawn.std(0).numpy() == pytest.approx(spread, rel=0.05)
-    whole = Compressed(Flat(Laplace, 1e9, d), math.sqrt(0.01 * d) * random_projection(d, d, generator(3)))
+    whole = Compressed(
+        Flat(Laplace, 1e9, d), math.sqrt(0.01 * d) * random_projection(d, d, generator(3))
+    )
     assert torch.allclose(whole(t[None], generator()), t[None], atol=1e-5)  # q = d loses nothing
 
 

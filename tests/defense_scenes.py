@@ -17,7 +17,9 @@ SHAPE = (30,)
 
 
 def of_std(noise, std):
-    """Return whether the sum of squares fits N(0, std²) and the mean fits 0, each with WRONG_ALARM."""
+    """Return whether the sum of squares fits N(0, std²) and the mean fits 0, each with
+    WRONG_ALARM.
+    """
     noise = noise.double().flatten()
     low, high = stats.chi2.ppf([WRONG_ALARM / 2, 1 - WRONG_ALARM / 2], len(noise))
     centred = abs(float(noise.mean())) < stats.norm.isf(WRONG_ALARM / 2) * std / math.sqrt(

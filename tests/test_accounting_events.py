@@ -9,11 +9,11 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.accountants import (
     ACCOUNTANTS,
     first_step_beyond,
+    noise_for,
     spend,
     spending_curve,
 )
-from fl_privacy_lib.accounting.calibration import noise_for, steps_within
-from fl_privacy_lib.accounting.composition import composition_spending, pure_sum
+from fl_privacy_lib.accounting.composition import composition_spending
 from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
 from fl_privacy_lib.accounting.pld import pld_spending
@@ -95,7 +95,6 @@ MANY_REPLACED = ledger_of(np.linspace(5, 15, 65), 0.01, "example", "replace_one"
         (lambda: gdp_epsilon(0.0, 1e-5), ["mu = 0.0", "greater than 0"]),
         (lambda: pld_spending(MANY, 1e-5), ["65 different", "'rdp'"]),
         (lambda: spend(MANY_REPLACED, "rdp", 1e-5), ["65 different", "replace_one"]),
-        (lambda: pld_spending(STEP, 1e-5, grid=0.0), ["grid = 0.0"]),
         (lambda: spending_curve(STEP, "pld", 1e-5), ["'pld'", "use 'rdp'"]),
         (lambda: first_step_beyond(STEP, -1.0, "rdp", 1e-5), ["budget = -1.0"]),
         (lambda: integer_rdp(np.array([0.1]), np.array([1.0]), (2.5,)), ["2.5", "whole numbers"]),
@@ -107,12 +106,6 @@ MANY_REPLACED = ledger_of(np.linspace(5, 15, 65), 0.01, "example", "replace_one"
             ["epsilon = 0.001", "out of reach", "0.0225"],
         ),
         (lambda: noise_for(-1.0, lambda z: STEP, "rdp", 1e-5), ["epsilon = -1.0"]),
-        (
-            lambda: steps_within(1.0, Event(1e-6, 1e5, "example", "add_remove"), "zcdp", 1e-5),
-            ["2**40", "choose the number of steps"],
-        ),
-        (lambda: pure_sum([]), ["at least one"]),
-        (lambda: pure_sum([-1.0]), ["none below 0"]),
         (lambda: linear(0.0, 1.0, 3), ["start = 0.0"]),
         (lambda: linear(1.0, 2.0, 0), ["steps = 0"]),
         (lambda: staircase(1.0, 2.0, 3, stairs=0), ["stairs = 0"]),
@@ -171,9 +164,6 @@ def test_a_spending_says_what_stands_beside_epsilon(accountant):
     spent = spend(Event(0.1, 6.0, "client", "add_remove", uses=100), accountant, 1e-5)
     assert (spent.unit, spent.relation, spent.sampling) == ("client", "add_remove", "poisson")
     assert (spent.accountant, spent.steps, spent.delta) == (accountant, 100, 1e-5)
-    text = str(spent)
-    for word in ("one client", "adding or removing", "poisson", accountant, "δ = ", "100 releases"):
-        assert word in text
     with pytest.raises(dataclasses.FrozenInstanceError):
         spent.epsilon = 0.0
 

@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from fl_privacy_lib.accounting.accountants import spend
-from fl_privacy_lib.accounting.calibration import noise_for
+from fl_privacy_lib.accounting.accountants import noise_for, spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, epsilon_from_rdp, rdp_spending, total_rdp

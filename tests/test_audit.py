@@ -1,4 +1,6 @@
-"""What is released, how often, and what can be proved of it: against loops, integrals and the facts that are known."""
+"""What is released, how often, and what can be proved of it: against loops, integrals and the
+facts that are known.
+"""
 
 import itertools
 import math
@@ -27,7 +29,8 @@ from fl_privacy_lib.defenses import (
     fed_sdp,
     non_private,
 )
-from fl_privacy_lib.defenses.events import release, unbounded
+from fl_privacy_lib.defenses.events import release
+from fl_privacy_lib.defenses.limits import unbounded
 from fl_privacy_lib.sampling import BATCH_SAMPLINGS, CLIENT_SAMPLINGS, Plan
 
 DELTA = 1e-5
@@ -40,7 +43,7 @@ def proved(defense, plan=PAPER, holding=ONE, **reading):
     return audit.statement(defense, plan, holding, delta=DELTA, **reading).proved
 
 
-# ---- what one participation releases -----------------------------------------------------------------------
+# ---- what one participation releases -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,9 @@ def test_the_divisor_and_the_tensors_decide_the_multiplier(divide_by, tensors, e
 
 
 def moved(plan, size, copies, client, round):
-    """How far the places in ``copies`` move each batch of a participation, in units of C/B: a naive count."""
+    """How far the places in ``copies`` move each batch of a participation, in units of C/B: a
+    naive count.
+    """
     batches = plan.batches(client, size, round)
     return [sum(int(place in copies) for place in batch) for batch in batches]
 
@@ -103,7 +108,9 @@ def test_a_client_moves_its_whole_batch_in_every_iteration():
 
 
 def test_noise_per_example_under_poisson_counts_a_batch_of_one():
-    """A batch of one example carries one draw of noise: the multiplier of that single noisy gradient."""
+    """A batch of one example carries one draw of noise: the multiplier of that single noisy
+    gradient.
+    """
     poisson = replace(PAPER, batch_sampling="poisson")
     at_example = release(fed_cdp("example"), poisson, ONE, tap="example")
     at_batch = release(fed_cdp("example"), poisson, ONE, tap="batch")
@@ -125,7 +132,7 @@ def test_fed_sdp_releases_an_update_once():
     assert coded.noise_multiplier == pytest.approx(0.6)
 
 
-# ---- no bound, and why --------------------------------------------------------------------------------------
+# ---- no bound, and why ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -162,7 +169,7 @@ def test_l2_max_can_be_named_by_the_caller():
     assert math.isinf(audit.statement(non_private(), PAPER, ONE, delta=DELTA).paper.epsilon)
 
 
-# ---- participations -----------------------------------------------------------------------------------------
+# ---- participations ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,7 +248,7 @@ def test_nobody_taking_part_costs_nothing():
     assert audit.mixture_epsilon(np.array([1 - 1e-7, 1e-7]), 1.0, DELTA) == 0
 
 
-# ---- known values (section 7 of the critique) --------------------------------------------------------------
+# ---- known values (section 7 of the critique) ----------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,11 +309,13 @@ def test_a_rate_above_one_is_counted_as_one_and_said():
     )
 
 
-# ---- batches drawn anew ------------------------------------------------------------------------------------
+# ---- batches drawn anew --------------------------------------------------------------
 
 
 def test_central_training_is_counted_at_the_rate_of_its_batches():
-    """n = 1,000, q = .01, T = 100, σ = 1: without the rate ε would be 91.8; Opacus, by another accountant, says .73."""
+    """n = 1,000, q = .01, T = 100, σ = 1: without the rate ε would be 91.8; Opacus, by
+    another accountant, says .73.
+    """
     plan = Plan(1, 1, 1, 100, 10, "fixed", "poisson", local_lr=0.1)
     central, holding = fed_cdp("batch", noise_scale=1.0, scope="all"), Holding(1000, 1000, 3)
     (event,) = central.events(plan, holding)
@@ -363,7 +372,9 @@ def test_batches_without_replacement_are_amplified_for_replaced_examples():
 
 
 def test_poisson_batches_of_a_single_client_are_private_training():
-    """One client that always takes part: the central method, and no part of δ goes to who takes part."""
+    """One client that always takes part: the central method, and no part of δ goes to who
+    takes part.
+    """
     plan = Plan(1, 1, 10, 20, 5, "fixed", "poisson", local_lr=0.1)
     found = proved(fed_cdp("batch"), plan, Holding(500, 500, 1))
     run = Event(0.01, 6.0, "example", "add_remove", uses=200)
@@ -385,7 +396,7 @@ def test_drawn_batches_never_cost_more_than_their_worst_case(sampling):
     assert with_copies.accountant == "gdp over participations"
 
 
-# ---- distributions --------------------------------------------------------------------------------------------------
+# ---- distributions -------------------------------------------------------------------
 
 SMALL = {
     "clients": 20,
@@ -398,9 +409,12 @@ SMALL = {
 
 
 @given(
-    st.sampled_from(["rounds", "participants", "local_iterations"]), st.sampled_from(BATCH_SAMPLINGS[:2]),
-    st.sampled_from(["fixed", "poisson"]), st.sampled_from(["example", "client"]), st.floats(0.5, 8.0),
-)  # fmt: skip
+    st.sampled_from(["rounds", "participants", "local_iterations"]),
+    st.sampled_from(BATCH_SAMPLINGS[:2]),
+    st.sampled_from(["fixed", "poisson"]),
+    st.sampled_from(["example", "client"]),
+    st.floats(0.5, 8.0),
+)
 @settings(max_examples=40, deadline=None)
 def test_more_use_never_costs_less(what, batches, clients, unit, noise):
     base = SMALL | {"batch_sampling": batches, "client_sampling": clients}
@@ -471,7 +485,7 @@ def test_holding_of_a_partition():
     assert Holding.of(full_copies(10, 7), 1).holders == 7
 
 
-# ---- arguments ---------------------------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------
 
 
 def test_hidden_and_visible_participation_against_integration():
@@ -495,7 +509,9 @@ def test_hidden_and_visible_participation_against_integration():
 )
 @pytest.mark.parametrize("delta", [1e-5, 0.5])
 def test_l2_max_is_below_the_exact_epsilon(ratio, dimension, delta):
-    """Equal means: the better-likelihood test looks at the squared length only, which is chi-square."""
+    """Equal means: the better-likelihood test looks at the squared length only, which is chi-
+    square.
+    """
     bound = audit.l2_max_epsilon(ratio, dimension, delta)
     edge = (
         2 * (dimension * math.log(ratio) + bound) / (1 - ratio**-2)
@@ -538,7 +554,7 @@ def test_holders_that_meet_in_a_round():
     assert audit.shared_in_a_round(6, 3, 1) == 0
 
 
-# ---- bad input ---------------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,10 @@ from torch import nn
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
-from fl_privacy_lib.defenses.adaptive import (
-    AdaptiveClip,
-    AdaptiveNoise,
-    LargestNorm,
-    MedianNorm,
-    QuantileNorm,
-)
+from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import DecayingClip, layer_norms
 from fl_privacy_lib.defenses.route import ClientContext
+from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated import compiled as package
 from fl_privacy_lib.federated.compiled.network import network_of

@@ -1,4 +1,6 @@
-"""Defences: the distributions of clipping, the size and independence of noise, and what each method fills."""
+"""Defences: the distributions of clipping, the size and independence of noise, and what each
+method fills.
+"""
 
 import math
 
@@ -24,7 +26,7 @@ from fl_privacy_lib.defenses import (
     non_private,
 )
 from fl_privacy_lib.defenses.clipping import layer_norms, scaled
-from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, keyed_generator, mean_std
+from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, keyed_generator, mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, ClipAndNoiseUpdate
 from fl_privacy_lib.federated import Tap
 
@@ -149,14 +151,14 @@ def test_keyed_generators_differ_in_any_part_of_the_key_and_only_there():
 
 def test_add_gaussian_gives_every_client_the_draw_of_its_own_generator():
     values = {"a": torch.zeros(3, 4), "b": torch.zeros(3, 2, 2)}
-    together = add_gaussian(values, 2.0, [keyed_generator(CPU, c) for c in range(3)])
+    together = add_noise(values, 2.0, [keyed_generator(CPU, c) for c in range(3)])
     for client in range(3):
         alone = {name: v[client : client + 1] for name, v in values.items()}
-        noisy = add_gaussian(alone, 2.0, [keyed_generator(CPU, client)])
+        noisy = add_noise(alone, 2.0, [keyed_generator(CPU, client)])
         assert all(torch.equal(noisy[name][0], together[name][client]) for name in values)
-    assert torch.equal(add_gaussian(values, 0, [])["a"], values["a"])
+    assert torch.equal(add_noise(values, 0, [])["a"], values["a"])
     with pytest.raises(ValueError):
-        add_gaussian(values, 1.0, [keyed_generator(CPU, 0)])
+        add_noise(values, 1.0, [keyed_generator(CPU, 0)])
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

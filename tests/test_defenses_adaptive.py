@@ -1,4 +1,6 @@
-"""Bounds that follow the gradients, quantiles and AdaClip against loops; what each adds and remembers."""
+"""Bounds that follow the gradients, quantiles and AdaClip against loops; what each adds and
+remembers.
+"""
 
 import math
 from dataclasses import replace
@@ -22,16 +24,10 @@ from fl_privacy_lib.defenses import (
     quantile_clipped,
 )
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.adaptive import (
-    BOUND,
-    AdaptiveClip,
-    AdaptiveNoise,
-    LargestNorm,
-    MedianNorm,
-    QuantileNorm,
-)
+from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.defenses.route import ClientContext
+from fl_privacy_lib.defenses.rules import BOUND, LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
 
@@ -44,8 +40,13 @@ def naive_levels(norms, clip, statistic, floor):
     return max(tops) if statistic == "max" else sum(tops) / len(tops)
 
 
-@given(st.integers(0, 999), st.integers(1, 5), st.sampled_from(["max", "mean"]), st.sampled_from([0.0, 0.1]),
-       st.sampled_from([0.03, 2.0]))  # fmt: skip
+@given(
+    st.integers(0, 999),
+    st.integers(1, 5),
+    st.sampled_from(["max", "mean"]),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0.03, 2.0]),
+)
 @settings(max_examples=60, deadline=None)
 def test_the_largest_norm_is_that_of_a_loop(seed, batch, statistic, floor, scale):
     gradients = random_gradients(batch=batch, seed=seed, scale=scale)
@@ -59,9 +60,15 @@ def test_the_largest_norm_is_that_of_a_loop(seed, batch, statistic, floor, scale
     assert bool((unlimited >= levels["a"] - 1e-12).all())
 
 
-@pytest.mark.parametrize("reading, tap, share", [
-    ("example", "example", 1.0), ("example", "batch", 0.5), ("batch", "batch", 1.0), ("code", "batch", 0.25),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "reading, tap, share",
+    [
+        ("example", "example", 1.0),
+        ("example", "batch", 0.5),
+        ("batch", "batch", 1.0),
+        ("code", "batch", 0.25),
+    ],
+)
 def test_fed_alpha_cdp_adds_the_noise_of_its_reading(reading, tap, share):
     defense, place = fed_alpha_cdp(reading, clip_norm=0.6, noise_scale=3.0), Tap(tap, 1)
     seen = noise_of(defense, plan_of(local_iterations=1), [place])[place]

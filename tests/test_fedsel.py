@@ -1,4 +1,6 @@
-"""FedSel's training: losses, the two-stage step with its memory, all reports at once beside one client at a time."""
+"""FedSel's training: losses, the two-stage step with its memory, all reports at once beside
+one client at a time.
+"""
 
 import math
 from dataclasses import replace
@@ -37,8 +39,17 @@ def reports_data(clients=K, features=D, seed=0):
 
 
 def plan_of(**changes):
-    values = {"clients": K, "participants": 6, "rounds": 4, "local_iterations": 1, "batch_size": 1,
-              "client_sampling": "one_pass", "local_lr": 1.0, "server_lr": 0.3, "seed": 5}  # fmt: skip
+    values = {
+        "clients": K,
+        "participants": 6,
+        "rounds": 4,
+        "local_iterations": 1,
+        "batch_size": 1,
+        "client_sampling": "one_pass",
+        "local_lr": 1.0,
+        "server_lr": 0.3,
+        "seed": 5,
+    }
     return Plan(**(values | changes))
 
 
@@ -66,7 +77,7 @@ def one_each(clients=K):
     return Partition("one each", tuple(np.array([c]) for c in range(clients)), clients)
 
 
-# ---- losses ------------------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -143,11 +154,13 @@ def test_a_checkpoint_of_another_loss_is_not_continued(tmp_path):
         )
 
 
-# ---- the stage ---------------------------------------------------------------------------------------------
+# ---- the stage -----------------------------------------------------------------------
 
 
 def naive(updates, chosen, perturb, clients, discount, scale):
-    """Return what is sent and the memory, one client and one round at a time: Algorithm 1 in plain Python."""
+    """Return what is sent and the memory, one client and one round at a time: Algorithm 1 in
+    plain Python.
+    """
     residual, momentum, sent = np.zeros((clients, D)), np.zeros((clients, D)), []
     for ids, rows in updates:
         out = np.zeros((len(ids), D))
@@ -252,7 +265,7 @@ def test_a_client_beyond_the_memory_is_refused():
         TwoStage(largest, clients=3)({"w": torch.ones(1, 2)}, Context(0, (3,), [torch.Generator()]))
 
 
-# ---- reports -----------------------------------------------------------------------------------------------
+# ---- reports -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -280,7 +293,9 @@ def test_simulate_reports_equals_one_client_at_a_time(loss, defense):
 
 
 def test_the_reports_noise_has_the_law_of_clients_one_at_a_time():
-    """Mean and variance of one round's sum over 100 seeds; each bound fails by chance with probability below 1e-4."""
+    """Mean and variance of one round's sum over 100 seeds; each bound fails by chance with
+    probability below 1e-4.
+    """
     train, model, stage = reports_data(), linear_margin(D).double(), TwoStage(drawn, noisy)
     ends = {"slow": [], "fast": []}
     for seed in range(100):
@@ -371,7 +386,9 @@ def test_more_than_one_example_a_client_is_refused(plan, defense, word):
 
 
 def test_a_tap_reads_what_the_stage_lets_out():
-    """At the tap `update` of simulate stands one coordinate: what the server, and a listener, get."""
+    """At the tap `update` of simulate stands one coordinate: what the server, and a listener,
+    get.
+    """
     train, model = reports_data(), linear_margin(D).double()
     tap = Tap("update", int(plan_of().participants_of(0)[0]))
     defense = local_privacy("d", TwoStage(largest))
@@ -385,7 +402,7 @@ def test_one_pass_is_counted_once_an_epoch():
     assert (event.uses, event.sampling, event.sampling_rate) == (3, "none", 1.0)
 
 
-# ---- the allocation ----------------------------------------------------------------------------------------
+# ---- the allocation ------------------------------------------------------------------
 
 
 @given(

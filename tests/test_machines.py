@@ -26,7 +26,7 @@ from machine_scenes import (
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses import fed_cdp
-from fl_privacy_lib.defenses.noise import add_gaussian, keyed_generator
+from fl_privacy_lib.defenses.noise import add_noise, keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.fingerprint import digest
 
@@ -194,7 +194,7 @@ def test_who_knows_the_seed_subtracts_the_noise():
     )
     released, secret = (run.observations[tap].values for run in (noisy, clean))
     zeros = {name: torch.zeros_like(v)[None] for name, v in released.items()}
-    noise = add_gaussian(
+    noise = add_noise(
         zeros, 6.0 * 4.0 / plan.batch_size, [keyed_generator(torch.device("cpu"), plan.seed, 0, 1)]
     )
     for name, value in released.items():
@@ -210,7 +210,7 @@ from dataclasses import dataclass
 from federated_scenes import plan_of, setting
 from fl_privacy_lib.defenses import Defense
 from fl_privacy_lib.defenses import fed_cdp
-from fl_privacy_lib.defenses.noise import add_gaussian, keyed_generator
+from fl_privacy_lib.defenses.noise import add_noise, keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
 
 @dataclass(frozen=True)

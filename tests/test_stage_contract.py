@@ -1,4 +1,6 @@
-"""A stage says what it is, or nothing is proved of it: no fact about a defence is guessed from a field's name."""
+"""A stage says what it is, or nothing is proved of it: no fact about a defence is guessed
+from a field's name.
+"""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from fl_privacy_lib.defenses import (
     fed_cdp,
 )
 from fl_privacy_lib.defenses.limits import unbounded
-from fl_privacy_lib.defenses.noise import add_gaussian
+from fl_privacy_lib.defenses.noise import add_noise
 from fl_privacy_lib.defenses.perturbation import Piecewise
 from fl_privacy_lib.defenses.selection import PerturbedEncoding, PerturbedSampling
 from fl_privacy_lib.defenses.stage import declaration
@@ -65,7 +67,7 @@ class Hidden(Stage):
     sigma: float = 0.5
 
     def __call__(self, values, ctx):
-        return add_gaussian(values, self.sigma, ctx.generators)
+        return add_noise(values, self.sigma, ctx.generators)
 
     def declare(self):
         return Declaration(noise=Noise(self.sigma, "fixed"))
@@ -76,7 +78,9 @@ class Hidden(Stage):
 
 @pytest.mark.parametrize("place", ["per_example", "per_batch", "per_client"])
 def test_noise_under_any_name_is_gone_from_the_noiseless_form(place):
-    """An attacker who knows the rule replays the true gradients and finds them: nothing of the noise is left."""
+    """An attacker who knows the rule replays the true gradients and finds them: nothing of
+    the noise is left.
+    """
     model, train, partition = setting("mlp")
     defense = Defense("hidden", **{place: Hidden()})
     tap = Tap("update", 1)
@@ -130,7 +134,7 @@ class OwnBatchNoise(Stage):
     """Noise on the batch mean, without a field ``divide_by``."""
 
     def __call__(self, values, ctx):
-        return add_gaussian(values, 2.0 * 4.0 / ctx.batch_size, ctx.generators)
+        return add_noise(values, 2.0 * 4.0 / ctx.batch_size, ctx.generators)
 
     def declare(self):
         return Declaration(Clip(4.0), Noise(2.0, divide_by="batch"))

@@ -1,15 +1,15 @@
 """From accounting events to ε: what a sequence of noisy releases costs.
 
 ========================  =====================================================================
-``events``                an `Event` and a checked sequence of them, the `Ledger`
-``spending``              the answer: ε with all that must stand beside it
+``events``                an `Event`, a checked sequence of them, the `Ledger`, and the answer:
+                          a `Spending`, ε with all that must stand beside it
 ``composition``           base, advanced and optimal composition of (ε, δ) steps
 ``zcdp``                  zero-concentrated privacy under random batches
 ``rdp``                   Rényi divergences of the subsampled Gaussian: the moments accountant
 ``pld``                   privacy loss distributions
 ``gdp``                   the exact ε of unsampled Gaussian releases
-``accountants``           one name for each of these: `spend`, `spending_curve`, `first_step_beyond`
-``calibration``           the other direction: noise for an ε, steps for a budget
+``accountants``           one name for each of these: `spend`, `spending_curve`; the other
+                          direction: `first_step_beyond` a budget, `noise_for` an ε
 ``schedules``             noise that changes over the steps
 ``conventions``           what the papers' tables assume, as data
 ``recompute``             the published cells, computed again

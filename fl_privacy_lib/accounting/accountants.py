@@ -1,4 +1,4 @@
-"""One name for each accountant: what a ledger costs, how it grows, and when a budget is spent."""
+"""One name for each accountant: what a ledger costs, when a budget is spent, noise for an ε."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
@@ -7,11 +7,10 @@ import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.accounting.composition import StepSums, Theorem, composed, composition_spending
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_epsilon, gdp_mu, gdp_spending
 from fl_privacy_lib.accounting.pld import pld_spending
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, rdp_curve, rdp_spending
-from fl_privacy_lib.accounting.spending import Spending
 from fl_privacy_lib.accounting.zcdp import epsilon_of_rho, step_rho, zcdp_spending
 
 Accountant = Literal[
@@ -29,6 +28,9 @@ Accountant = Literal[
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
 Events = Event | Ledger | Sequence[Event]
+
+_LARGEST_NOISE = 1e6
+_LEAST_NOISE = 1e-6
 
 
 def _theorem(name: Theorem) -> Callable[[Ledger, float], Spending]:
@@ -110,7 +112,8 @@ def spending_curve(events: Events, accountant: Accountant, delta: float) -> Floa
     ledger = Ledger.of(events)
     if accountant == "pld":
         raise InputError(
-            "accountant = 'pld' has no curve over the steps: use 'rdp', or spend() on ledger.first(steps)."
+            "accountant = 'pld' has no curve over the steps: use 'rdp', or spend() on "
+            "ledger.first(steps)."
         )
     if accountant == "rdp":
         return rdp_curve(ledger, delta)
@@ -145,20 +148,63 @@ def first_step_beyond(
     """
     positive(budget=budget)
     ledger = Ledger.of(events)
-    if accountant == "pld":
-        return _bisect(ledger, budget, accountant, delta)
-    beyond = spending_curve(ledger, accountant, delta) > budget
-    return int(np.argmax(beyond)) + 1 if beyond.any() else None
+    within = int(np.sum(spending_curve(ledger, accountant, delta) <= budget))
+    return within + 1 if within < ledger.steps else None
 
 
-def _bisect(ledger: Ledger, budget: float, accountant: Accountant, delta: float) -> int | None:
-    if spend(ledger, accountant, delta).epsilon <= budget:
-        return None
-    inside, beyond = 0, ledger.steps
-    while beyond - inside > 1:
-        middle = (inside + beyond) // 2
-        if spend(ledger.first(middle), accountant, delta).epsilon > budget:
-            beyond = middle
-        else:
-            inside = middle
-    return beyond
+def noise_for(
+    epsilon: float,
+    events: Callable[[float], Events],
+    accountant: Accountant,
+    delta: float,
+    tolerance: float = 1e-6,
+) -> float:
+    """Return the smallest noise level with which a plan stays within ε.
+
+    Parameters
+    ----------
+    epsilon : float
+        The target, > 0.
+    events : callable
+        From a noise level (a multiplier, or a factor on a whole schedule) to the plan's events.
+        More noise must never cost more.
+    accountant, delta
+        As for `fl_privacy_lib.accounting.accountants.spend`.
+    tolerance : float
+        Relative width of the answer, > 0. The answer is the noisier end: it keeps the target.
+
+    Raises
+    ------
+    InputError
+        If even a noise level of 1e6 does not reach the target, as when ε is below what the
+        accountant's orders can state at this δ.
+
+    Examples
+    --------
+    >>> def plan(z):
+    ...     return Event(0.01, z, "example", "add_remove", uses=10_000)
+    >>> print(f"{noise_for(1.0, plan, 'rdp', 1e-5):.3f}")
+    4.126
+    """
+    positive(epsilon=epsilon, tolerance=tolerance)
+
+    def cost(noise: float) -> float:
+        return spend(events(noise), accountant, delta).epsilon
+
+    least = cost(_LARGEST_NOISE)
+    if least > epsilon:
+        raise InputError(
+            f"epsilon = {epsilon} is out of reach of accountant = {accountant!r}, which states "
+            f"{least:.3g} even at a noise level of {_LARGEST_NOISE:g}: choose a larger epsilon, a "
+            "larger delta, or 'pld'."
+        )
+    high = 1.0
+    while cost(high) > epsilon:
+        high *= 2
+    while high > _LEAST_NOISE and cost(high / 2) <= epsilon:
+        high /= 2
+    low = high / 2
+    while high / low - 1 > tolerance:
+        middle = (low * high) ** 0.5  # geometric: the width asked for is relative
+        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+    return high

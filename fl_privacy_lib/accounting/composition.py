@@ -11,9 +11,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, one_of
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib._checks import one_of
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 Theorem = Literal["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"]
 THEOREMS: tuple[Theorem, ...] = get_args(Theorem)
@@ -67,9 +66,8 @@ def amplified(epsilon: Floats | float, sampling_rate: Floats | float) -> Floats:
     >>> print(f"{float(amplified(step_epsilon(6.0), 0.01)):.7f}")
     0.0123457
     """
-    with np.errstate(
-        over="ignore"
-    ):  # e^ε of a nearly noiseless step is infinite, and so is the answer
+    # e^ε of a nearly noiseless step is infinite, and so is the answer
+    with np.errstate(over="ignore"):
         return np.log1p(np.asarray(sampling_rate) * np.expm1(epsilon))
 
 
@@ -102,9 +100,8 @@ class StepSums:
         prefixes: bool = False,
     ) -> "StepSums":
         """Sum over all steps of a ledger, or over each prefix, [steps]."""
-        epsilon = amplified(
-            step_epsilon(ledger.noise, step_delta, decimals), ledger.rates
-        )  # [events]
+        step = step_epsilon(ledger.noise, step_delta, decimals)
+        epsilon = amplified(step, ledger.rates)  # [events]
         with np.errstate(over="ignore"):
             terms = (
                 epsilon,
@@ -142,18 +139,16 @@ def composed(sums: StepSums, theorem: Theorem, slack: float = STEP_DELTA) -> Flo
     one_of(THEOREMS, theorem=theorem)
     check_delta(slack=slack)
     root = np.sqrt(2 * math.log(1 / slack) * sums.squared)
-    if theorem == "base":
-        return sums.linear
-    if theorem == "advanced":
-        return root + sums.drift
-    if theorem == "advanced_tanh":
-        return root + sums.drift_tanh
-    third = sums.drift_tanh + np.sqrt(
-        2 * sums.squared * np.log(math.e + np.sqrt(sums.squared) / slack)
-    )
-    if theorem == "optimal_third_term":
-        return third
-    return np.minimum(np.minimum(sums.linear, root + sums.drift_tanh), third)
+    spread = 2 * sums.squared * np.log(math.e + np.sqrt(sums.squared) / slack)
+    bounds = {
+        "base": sums.linear,
+        "advanced": root + sums.drift,
+        "advanced_tanh": root + sums.drift_tanh,
+        "optimal_third_term": sums.drift_tanh + np.sqrt(spread),
+    }
+    terms = ("base", "advanced_tanh", "optimal_third_term")
+    bounds["optimal"] = np.minimum.reduce([bounds[term] for term in terms])
+    return bounds[theorem]
 
 
 def composition_spending(
@@ -202,32 +197,11 @@ def textbook_failures(ledger: Ledger, step_delta: float = STEP_DELTA) -> int:
     return int(ledger.uses[step_epsilon(ledger.noise, step_delta) >= 1].sum())
 
 
-def pure_sum(epsilons: Floats | list[float], uses: int = 1) -> float:
-    """Return the ε of pure ε_i-private releases, each repeated ``uses`` times: their sum, at δ = 0.
-
-    The budget of local reports (FedSel, Theorem 3.1): selection and value cost ε_1 + ε_2 a
-    participation.
-
-    Examples
-    --------
-    >>> pure_sum([0.5, 1.5], uses=2)
-    4.0
-    """
-    values = np.asarray(epsilons, dtype=np.float64)
-    if values.size == 0 or not (np.isfinite(values).all() and (values >= 0).all()):
-        raise InputError(
-            f"epsilons = {list(values)} must be at least one finite number, none below 0."
-        )
-    return float(values.sum() * uses)
-
-
 def _caveats(ledger: Ledger, step_delta: float, delta: float) -> tuple[str, ...]:
     failures = textbook_failures(ledger, step_delta)
-    found = []
-    if failures:
-        found.append(
-            f"The textbook Gaussian bound needs ε_0 < 1, which fails at {failures} of {ledger.steps} steps."
-        )
-    if delta >= 1:
-        found.append(f"The steps' δ add up to {delta:.3g}, at least 1, so ε promises nothing.")
-    return tuple(found)
+    textbook = (
+        f"The textbook Gaussian bound needs ε_0 < 1, which fails at {failures} of {ledger.steps} "
+        "steps."
+    )
+    vacuous = f"The steps' δ add up to {delta:.3g}, at least 1, so ε promises nothing."
+    return tuple(text for text, holds in ((textbook, failures), (vacuous, delta >= 1)) if holds)

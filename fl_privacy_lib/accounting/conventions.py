@@ -5,20 +5,12 @@ of nothing else; `fl_privacy_lib.accounting.recompute` applies it to every cell 
 What then does not come out is named in `UNREPRODUCED`, with the likely cause.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fl_privacy_lib.accounting.accountants import Accountant
-
-# The closed list. Accountants: `fl_privacy_lib.accounting.accountants.ACCOUNTANTS`.
-EXTRA_STEPS = (0, 1)  # the authors' accounting loop runs once more than the training
-STEP_EPSILON_DECIMALS = (None, 3)  # ε_0 of a step as it is, or rounded: 0.807 at σ = 6
-BUDGETS = (
-    "printed",
-    "fixed_run",
-)  # a budget as printed, or the unrounded ε of the full run with σ = 6
-SCHEDULES = ("fixed", "linear", "staircase", "exponential", "cyclic")
 
 NOISE_MULTIPLIER = 6.0
 DELTA = 1e-5
@@ -35,11 +27,13 @@ class Convention:
     accountant : str
         Which theorem.
     extra_steps : {0, 1}
-        Steps charged beyond those of the training; for a fixed noise scale.
+        Steps charged beyond those of the training, for a fixed noise scale: the authors' loop of
+        accounting runs once more than the training.
     decimals : {None, 3}
-        Decimals of the step's ε_0 (compositions only).
+        Decimals of the step's ε_0 (compositions only): as it is, or rounded, 0.807 at σ = 6.
     budget : {"printed", "fixed_run"}
-        What a decaying noise scale may spend (tables of iterations and rounds).
+        What a decaying noise scale may spend (tables of iterations and rounds): as printed, or the
+        unrounded ε of the full run with σ = 6.
     """
 
     accountant: Accountant
@@ -98,7 +92,7 @@ LOCAL_ITERATIONS = 100
 # is a guess with the range and mean of the linear one, two triangles: the real one is not known.
 LINEAR_EPSILON = (0.30747, 1.30747)  # start, and the value that t = T would have
 STAIRCASE_EPSILON = (0.35747, 1.35747)  # ten stairs
-EXPONENTIAL_EPSILON_EXPONENTS = (-1.1809, 1.664 - 1.1809)  # of e, at t = 0 and t = T
+EXPONENTIAL_EPSILON = (math.exp(-1.1809), math.exp(1.664 - 1.1809))
 CYCLIC_EPSILON = (0.30747, 1.30747)
 CYCLES = 2
 
@@ -133,20 +127,27 @@ class Discrepancy:
 
 
 _OTHER_SCHEDULE = (
-    "Neither the ε-schedules nor the printed σ-schedules give these values at the printed iteration; they "
+    "Neither the ε-schedules nor the printed σ-schedules give these values at the printed "
+    "iteration; they "
     "come from a schedule that is not stated."
 )
-_CYCLIC = "The cyclic schedule is not stated and could not be found; our value assumes two triangles of ε_t."
+_CYCLIC = (
+    "The cyclic schedule is not stated and could not be found; our value assumes two triangles of "
+    "ε_t."
+)
 _SHORT = (
-    "The ε-schedule stretched over this data set's own rounds ends later; the schedule used for trainings "
+    "The ε-schedule stretched over this data set's own rounds ends later; the schedule used for "
+    "trainings "
     "shorter than 100 rounds is not stated."
 )
 _TRACE = (
-    "σ_t follows the sensitivities S_t of one training, and the stopping step is not printed; our value is "
+    "σ_t follows the sensitivities S_t of one training, and the stopping step is not printed; our "
+    "value is "
     "that of the full run with σ = 6."
 )
 _CANCER = (
-    "The Fed-CDP paper prints 0.1469 and 0.2065 for the same setting, and these come out. 0.138 lies near "
+    "The Fed-CDP paper prints 0.1469 and 0.2065 for the same setting, and these come out. 0.138 "
+    "lies near "
     "250 of the 300 steps; 0.147 looks like the example-level value in the client-level row."
 )
 

@@ -1,15 +1,14 @@
-"""What accounting sees of a training: noisy releases, each with the chance that a unit is in it."""
+"""What accounting sees, noisy releases, and what it answers: an ε with its reading."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_privacy_lib._checks import InputError, one_of, whole_number
+from fl_privacy_lib._checks import InputError, one_of, positive, whole_number
 
 Unit = Literal["example", "client", "local_report"]
 Relation = Literal["add_remove", "replace_one"]
@@ -73,10 +72,7 @@ class Event:
                 "noise_multiplier = 0 adds no noise and makes ε infinite: "
                 "give a value above 0, or state ε = ∞ without an accountant."
             )
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise InputError(
-                f"noise_multiplier = {self.noise_multiplier} must be a finite number greater than 0."
-            )
+        positive(noise_multiplier=self.noise_multiplier)
         whole_number(1, uses=self.uses)
         if self.sampling == "none" and self.sampling_rate != 1:
             raise InputError(
@@ -85,7 +81,8 @@ class Event:
             )
         if self.sampling == "fixed" and self.relation == "add_remove":
             raise InputError(
-                "sampling = 'fixed' has no bound under relation = 'add_remove', where the number of units "
+                "sampling = 'fixed' has no bound under relation = 'add_remove', where the number "
+                "of units "
                 "is not fixed: use 'replace_one', or Poisson sampling."
             )
 
@@ -119,10 +116,10 @@ class Ledger:
                 "The plan has no event, so nothing can be counted: give at least one Event."
             )
         for name in ("unit", "relation"):
-            found = sorted({getattr(event, name) for event in self.events})
-            if len(found) > 1:
+            values = sorted({getattr(event, name) for event in self.events})
+            if len(values) > 1:
                 raise InputError(
-                    f"The plan mixes {name}s ({', '.join(found)}), whose ε mean different things: "
+                    f"The plan mixes {name}s ({', '.join(values)}), whose ε mean different things: "
                     f"account for each {name} by itself."
                 )
 
@@ -181,12 +178,70 @@ class Ledger:
             )
         ends = np.cumsum(self.uses)
         last = int(np.searchsorted(ends, steps))
-        kept = steps - int(ends[last] - self.uses[last])
-        cut = self.events[last]
-        tail = Event(
-            cut.sampling_rate, cut.noise_multiplier, cut.unit, cut.relation, kept, cut.sampling
+        uses = steps - int(ends[last] - self.uses[last])
+        return Ledger((*self.events[:last], replace(self.events[last], uses=uses)))
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a sequence of releases costs, and under which reading.
+
+    Parameters
+    ----------
+    epsilon : float
+        ε ≥ 0; ``inf`` if the accountant gives no bound.
+    delta : float
+        The δ that stands beside ε in the papers: the target, or the δ of one step.
+    composition_delta : float
+        The δ for which ε really holds. It differs from ``delta`` for base, advanced and optimal
+        composition, which add up q·δ of every step and their own slack.
+    unit, relation, sampling : str
+        Who is protected, against which change, under which sampling assumption.
+    accountant : str
+        Name as in `fl_privacy_lib.accounting.accountants.ACCOUNTANTS`.
+    steps : int
+        Number of releases.
+    order : float or None
+        The Rényi order that gives ε, for accountants that have one.
+    caveats : tuple of str
+        Conditions of the accountant's theorem that the releases do not meet, one sentence each.
+    """
+
+    epsilon: float
+    delta: float
+    composition_delta: float
+    unit: Unit
+    relation: Relation
+    sampling: str
+    accountant: str
+    steps: int
+    order: float | None = None
+    caveats: tuple[str, ...] = ()
+
+    @classmethod
+    def on(
+        cls,
+        ledger: Ledger,
+        accountant: str,
+        epsilon: float,
+        delta: float,
+        composition_delta: float | None = None,
+        order: float | None = None,
+        caveats: tuple[str, ...] = (),
+    ) -> "Spending":
+        """Return the spending of a ledger; without a ``composition_delta`` it is ``delta``."""
+        return cls(
+            epsilon=float(epsilon),
+            delta=delta,
+            composition_delta=delta if composition_delta is None else float(composition_delta),
+            unit=ledger.unit,
+            relation=ledger.relation,
+            sampling=ledger.sampling,
+            accountant=accountant,
+            steps=ledger.steps,
+            order=order,
+            caveats=caveats,
         )
-        return Ledger((*self.events[:last], tail))
 
 
 def check_delta(**deltas: float) -> None:
@@ -194,6 +249,7 @@ def check_delta(**deltas: float) -> None:
     for name, value in deltas.items():
         if not 0 < value < 1:
             raise InputError(
-                f"{name} = {value} must be greater than 0 and less than 1: it is the probability with which "
+                f"{name} = {value} must be greater than 0 and less than 1: it is the probability "
+                "with which "
                 "ε may not hold, well below one over the number of units."
             )

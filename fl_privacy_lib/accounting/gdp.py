@@ -11,8 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fl_privacy_lib._checks import InputError, positive
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 
 def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
@@ -23,9 +22,8 @@ def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
     positive(mu=mu)
     epsilon = np.asarray(epsilon, dtype=np.float64)
     first = log_ndtr(mu / 2 - epsilon / mu)
-    second = epsilon + log_ndtr(
-        -mu / 2 - epsilon / mu
-    )  # logarithms: e^ε alone overflows from ε = 710
+    # logarithms: e^ε alone overflows from ε = 710
+    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
 
 
@@ -66,7 +64,8 @@ def gdp_mu(events: Event | Ledger) -> float:
     ledger = Ledger.of(events)
     if (ledger.rates < 1).any():
         raise InputError(
-            f"The plan samples at q = {ledger.rates.min():g}, and a sampled Gaussian is not a Gaussian: "
+            f"The plan samples at q = {ledger.rates.min():g}, and a sampled Gaussian is not a "
+            "Gaussian: "
             "use 'pld' or 'rdp', or sampling = 'none' for an adversary who sees who takes part."
         )
     return math.sqrt(float(np.sum(ledger.uses / np.square(ledger.noise))))

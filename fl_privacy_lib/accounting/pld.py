@@ -1,21 +1,26 @@
 """Privacy loss distributions: the composition itself, on a grid that errs on the safe side."""
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 
 import dp_accounting
 import numpy as np
 from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
 
-from fl_privacy_lib._checks import InputError, positive
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Spending, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta
 from fl_privacy_lib.accounting.rdp import rdp_spending
-from fl_privacy_lib.accounting.spending import Spending
+
+Uses = Mapping[tuple[float, float], int]  # (q, z) → number of releases
 
 GRID = 1e-4  # width of the grid of privacy losses; a coarser one costs accuracy, never truth
 
-_BINS = 100_000  # little noise makes large losses: the grid is then coarser, or one run would take minutes
-_FINE = 1000  # widths of the grid in ε, below which the grid's own error, paid at every step, would show
+# little noise makes large losses: the grid is then coarser, or one run would take minutes
+_BINS = 100_000
+# widths of the grid in ε, below which the grid's error, paid at every step, would show
+_FINE = 1000
 _FINER = 8.0  # how much finer the grid becomes at a time
 _MOST_BINS = 1_000_000  # of a grid that was made finer: a second or two a distribution
 _SETTLED = 1e-3  # relative error of ε that ends the refinement
@@ -25,7 +30,7 @@ _TAIL = (
 )
 
 
-def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None) -> Spending:
+def pld_spending(events: Event | Ledger, delta: float) -> Spending:
     """Return what a ledger costs by composing privacy loss distributions.
 
     Parameters
@@ -34,9 +39,6 @@ def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None
         At most 64 different (q, z, sampling).
     delta : float
         In (0, 1).
-    grid : float, optional
-        Width of the grid of losses. None: 1e-4, or the largest loss of a step over 100,000, if that
-        is more; made finer for a small ε, until its error is about 0.1 %.
 
     Returns
     -------
@@ -50,52 +52,55 @@ def pld_spending(events: Event | Ledger, delta: float, grid: float | None = None
     InputError
         If a value is out of range or there are too many different events.
 
+    Notes
+    -----
+    The grid of losses is 1e-4 wide, or the largest loss of a step over 100,000, if that is more. It
+    is made finer for a small ε, until its error is about 0.1 %.
+
     Examples
     --------
-    >>> print(f"{pld_spending(Event(0.01, 6.0, 'example', 'add_remove', uses=10_000), 1e-5).epsilon:.3f}")
+    >>> run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
+    >>> print(f"{pld_spending(run, 1e-5).epsilon:.3f}")
     0.601
     """
     check_delta(delta=delta)
     ledger = Ledger.of(events)
-    totals: dict[tuple[float, float], int] = {}
+    totals = Counter[tuple[float, float]]()
     for event in ledger.events:
-        pair = (event.sampling_rate, event.noise_multiplier)
-        totals[pair] = totals.get(pair, 0) + int(event.uses)
+        totals[event.sampling_rate, event.noise_multiplier] += int(event.uses)
     if len(totals) > _PAIRS:
         raise InputError(
-            f"The plan has {len(totals)} different (q, z), and each needs a privacy loss distribution of its "
-            f"own: use 'rdp', or at most {_PAIRS}, for example by rounding the noise down to a few levels."
+            f"The plan has {len(totals)} different (q, z), and each needs a privacy loss "
+            f"distribution of its own: use 'rdp', or at most {_PAIRS}, for example by rounding the "
+            "noise down to a few levels."
         )
-    if grid is not None:
-        positive(grid=grid)
-        epsilon = _composed(ledger, totals, delta, grid)
-    else:
-        epsilon = _refined(ledger, totals, delta)
+    epsilon = _refined(ledger.relation, totals, delta)
     return Spending.on(ledger, "pld", min(epsilon, rdp_spending(ledger, delta).epsilon), delta)
 
 
-def _refined(ledger: Ledger, totals: dict[tuple[float, float], int], delta: float) -> float:
-    """Return ε on a grid that is fine enough for it, as far as a step's losses fit on such a grid."""
-    grid = max(GRID, _largest_gaussian_loss(float(ledger.noise.min())) / _BINS)
+def _refined(relation: Relation, totals: Uses, delta: float) -> float:
+    """Return ε on a grid that is fine enough for it, if a step's losses fit on such a grid."""
+    grid = max(GRID, _largest_gaussian_loss(min(noise for _, noise in totals)) / _BINS)
     largest = max(_largest_loss(*pair) for pair in totals)
-    epsilon = _composed(ledger, totals, delta, grid)
+    epsilon = grid_epsilon(relation, totals, delta, grid)
     while 0 < epsilon < _FINE * grid and largest * _FINER / grid < _MOST_BINS:
         grid /= _FINER
-        before, epsilon = epsilon, min(epsilon, _composed(ledger, totals, delta, grid))
+        before, epsilon = epsilon, min(epsilon, grid_epsilon(relation, totals, delta, grid))
         error = (before - epsilon) / (_FINER**2 - 1)  # it falls with the square of the width
         if error <= _SETTLED * epsilon:
             break
     return epsilon
 
 
-def _composed(
-    ledger: Ledger, totals: dict[tuple[float, float], int], delta: float, grid: float
-) -> float:
-    if ledger.relation == "replace_one":
+def grid_epsilon(relation: Relation, totals: Uses, delta: float, grid: float) -> float:
+    """Return an upper bound on ε from loss distributions on a grid of the given width."""
+    if relation == "replace_one":
         return _replaced(totals, delta, grid)
     accountant = PLDAccountant(value_discretization_interval=grid)
     for (rate, noise), uses in totals.items():
-        accountant.compose(_peer_event(rate, noise), uses)
+        gaussian = dp_accounting.GaussianDpEvent(noise)
+        sampled = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+        accountant.compose(gaussian if rate == 1 else sampled, uses)
     return float(accountant.get_epsilon(delta))
 
 
@@ -105,18 +110,13 @@ def _largest_gaussian_loss(noise: float) -> float:
 
 
 def _largest_loss(rate: float, noise: float) -> float:
-    """Return ln(1 + q (e^loss - 1)) for the largest loss of a Gaussian step: that of a sampled one."""
+    """Return the largest loss of a sampled step: ln(1 + q (e^loss - 1)) of the Gaussian's."""
     loss = _largest_gaussian_loss(noise)
     return loss + math.log(math.exp(-loss) - rate * math.expm1(-loss))
 
 
-def _peer_event(rate: float, noise: float) -> dp_accounting.DpEvent:
-    gaussian = dp_accounting.GaussianDpEvent(noise)
-    return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-
-
 def replaced_delta(epsilon: Floats, rate: float, noise: float) -> Floats:
-    """Return a bound on δ(ε) of one sampled Gaussian step under ``replace_one``, for ε of either sign.
+    """Return a bound on δ(ε) of one sampled Gaussian step under ``replace_one``.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def replaced_delta(epsilon: Floats, rate: float, noise: float) -> Floats:
     return np.where(np.asarray(epsilon) >= 0, before, -np.expm1(-size) + np.exp(-size) * before)
 
 
-def _replaced(totals: dict[tuple[float, float], int], delta: float, grid: float) -> float:
+def _replaced(totals: Uses, delta: float, grid: float) -> float:
     composed = privacy_loss_distribution.identity(value_discretization_interval=grid)
     for (rate, noise), uses in totals.items():
         if rate == 1:
@@ -150,9 +150,8 @@ def _replaced(totals: dict[tuple[float, float], int], delta: float, grid: float)
             continue
         bins = math.ceil(_largest_loss(rate, noise) / grid)
         curve = replaced_delta(np.arange(-bins, bins + 1) * grid, rate, noise)  # [2 bins + 1]
-        curve = np.minimum.accumulate(
-            np.clip(curve, 0.0, 1.0)
-        )  # rounding may lift a flat stretch by 1e-16
+        # rounding may lift a flat stretch by 1e-16
+        curve = np.minimum.accumulate(np.clip(curve, 0.0, 1.0))
         step = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -bins, bins, curve)
         repeated = privacy_loss_distribution.PrivacyLossDistribution(step).self_compose(uses)
         composed = composed.compose(repeated)

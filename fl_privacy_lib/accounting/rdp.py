@@ -14,8 +14,7 @@ from dp_accounting import rdp as peer
 from scipy.special import gammaln
 
 from fl_privacy_lib._checks import InputError, one_of
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 Conversion = Literal["classic", "improved"]
 Orders = tuple[float, ...]
@@ -104,14 +103,12 @@ def _binomial_sums(rates: Floats, noise: Floats, orders: Orders) -> Floats:
 @lru_cache(maxsize=4096)
 def _peer_rdp(rate: float, noise: float, orders: Orders, replaced: bool) -> Floats:
     gaussian = dp_accounting.GaussianDpEvent(noise)
-    if replaced:
-        accountant = peer.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
-        # The peer uses the two sizes only through their quotient.
-        accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1.0, rate, gaussian))
-    else:
-        accountant = peer.RdpAccountant(orders)
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian))
-    return accountant.rdp
+    event: dp_accounting.DpEvent = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if replaced:  # the peer uses the two sizes only through their quotient
+        event = dp_accounting.SampledWithoutReplacementDpEvent(1.0, rate, gaussian)
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    return peer.RdpAccountant(orders, relation).compose(event).rdp
 
 
 def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
@@ -147,48 +144,37 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
 
 
 def _poisson(pairs: Floats, orders: Orders) -> Floats:
-    low, high = np.floor(orders), np.ceil(orders)
-    whole = tuple(sorted({float(order) for order in (*low, *high) if order >= 2}))
-    exact = dict(zip(whole, integer_rdp(pairs[:, 0], pairs[:, 1], whole).T, strict=True))
-    table = np.full((len(pairs), len(orders)), np.inf)
-    few = len(pairs) <= _FRACTIONAL_PAIRS
+    whole = {float(bound) for order in orders for bound in (np.floor(order), np.ceil(order))}
+    exact_orders = tuple(sorted(order for order in whole if order >= 2))
+    exact = integer_rdp(pairs[:, 0], pairs[:, 1], exact_orders).T
+    columns = dict(zip(exact_orders, exact, strict=True))
     fractional = tuple(order for order in orders if order != int(order))
-    found = (
-        dict(
-            zip(
-                fractional,
-                np.array([_peer_rdp(q, z, fractional, False) for q, z in pairs]).T,
-                strict=True,
-            )
-        )
-        if few and fractional
-        else {}
-    )
-    for column, order in enumerate(orders):
-        if order == int(order):
-            table[:, column] = exact[order]
-        elif few:
-            # RDP rises with the order: whole neighbours hold the series where it runs out of digits
-            # (tiny q).
-            floor = exact.get(low[column], 0.0)
-            table[:, column] = np.clip(found[order], floor, exact[high[column]])
-    return table
+    left_out = np.full(len(pairs), np.inf)
+    if fractional and len(pairs) <= _FRACTIONAL_PAIRS:
+        table = np.array([_peer_rdp(rate, noise, fractional, False) for rate, noise in pairs])
+        for order, column in zip(fractional, table.T, strict=True):
+            # RDP rises with the order: the whole neighbours hold the series where it runs out of
+            # digits (tiny q).
+            below, above = columns.get(np.floor(order), 0.0), columns[np.ceil(order)]
+            columns[order] = np.clip(column, below, above)
+    return np.stack([columns.get(order, left_out) for order in orders], axis=1)
 
 
 def _replaced(pairs: Floats, orders: Orders) -> Floats:
     if len(pairs) > _REPLACED_PAIRS:
         raise InputError(
-            f"The plan has {len(pairs)} different (q, z) under relation = 'replace_one', where each takes a "
-            f"while: use at most {_REPLACED_PAIRS}, for example by rounding the noise down to a few levels."
+            f"The plan has {len(pairs)} different (q, z) under relation = 'replace_one', where "
+            "each takes a "
+            f"while: use at most {_REPLACED_PAIRS}, for example by rounding the noise down to a "
+            "few levels."
         )
     plain = 0.5 * np.array(orders) / np.square(pairs[:, 1:])  # [pairs, orders]
     bound = plain.copy()
     for row, (rate, noise) in enumerate(pairs):
         if rate < 1:
             bound[row] = _peer_rdp(rate, noise, orders, True)
-    return np.minimum(
-        bound, plain
-    )  # joint quasi-convexity: sampling never makes a release tell more
+    # joint quasi-convexity: sampling never makes a release reveal more
+    return np.minimum(bound, plain)
 
 
 def total_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
@@ -228,17 +214,20 @@ def epsilon_from_rdp(
     if conversion == "improved":
         epsilon, order = peer.compute_epsilon(orders, rdp, delta)
         return float(epsilon), float(order)
-    values = rdp + order_costs(orders, delta, conversion)
+    values = order_epsilons(rdp, np.array(orders), delta, conversion)
     best = int(np.argmin(values))
     return float(values[best]), float(orders[best])
 
 
-def order_costs(orders: Orders, delta: float, conversion: Conversion) -> Floats:
-    """Return what the conversion adds to the divergence of each order, [orders]."""
-    alpha = np.array(orders)
+def order_epsilons(
+    rdp: Floats, order: Floats | float, delta: float, conversion: Conversion
+) -> Floats:
+    """Return what each divergence says of ε by its order; 0 or less: ε = 0 holds."""
     if conversion == "classic":
-        return -np.log(delta) / (alpha - 1)
-    return np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1)
+        return rdp - np.log(delta) / (order - 1)
+    improved = rdp + (np.log1p(-1 / order) - np.log(delta * order) / (order - 1))
+    # δ² ≥ 1 - e^{-RDP} bounds the total variation by δ: ε = 0 already holds
+    return np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, improved)
 
 
 def rdp_curve(
@@ -257,14 +246,10 @@ def rdp_curve(
     ledger = Ledger.of(events)
     table = step_rdp(ledger, orders)  # [events, orders]
     best = np.full(ledger.steps, np.inf)
-    for column, cost in enumerate(order_costs(orders, delta, conversion)):
-        spent = np.cumsum(np.repeat(table[:, column], ledger.uses))  # [steps]
-        value = spent + cost
-        if conversion == "improved":
-            # δ² ≥ 1 - e^{-RDP} bounds the total variation by δ: ε = 0 already holds.
-            value = np.where(delta**2 + np.expm1(-spent) > 0, 0.0, np.maximum(value, 0.0))
-        best = np.minimum(best, value)
-    return best
+    for column, order in zip(table.T, orders, strict=True):
+        spent = np.cumsum(np.repeat(column, ledger.uses))  # [steps]
+        best = np.minimum(best, order_epsilons(spent, order, delta, conversion))
+    return np.maximum(best, 0.0)
 
 
 def rdp_spending(

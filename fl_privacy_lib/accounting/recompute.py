@@ -1,26 +1,22 @@
-"""The published cells of ε, iterations and rounds, computed again under one convention per column."""
+"""The published cells of ε, iterations and rounds again, under one convention per column."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from functools import lru_cache, partial
+from typing import Literal, cast
 
-import numpy as np
-
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.accounting import conventions as given
 from fl_privacy_lib.accounting import schedules
 from fl_privacy_lib.accounting.accountants import first_step_beyond, spend
-from fl_privacy_lib.accounting.composition import THEOREMS, composition_spending
+from fl_privacy_lib.accounting.composition import Theorem, composition_spending
 from fl_privacy_lib.accounting.conventions import CONVENTIONS, UNREPRODUCED, Convention
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger
 
 Kind = Literal["fixed_epsilon", "other_epsilon", "target", "iterations", "rounds"]
 Outcome = Literal["agrees", "differs", "coincidence"]
 Row = Mapping[str, str]
-
-_NO_BUDGET = (None, "all", "not_applicable")
 
 
 @dataclass(frozen=True)
@@ -79,8 +75,8 @@ def recompute(paper: str, table: str, rows: Iterable[Row]) -> tuple[Cell, ...]:
 
     Examples
     --------
-    >>> row = {"dataset": "lfw", "method": "fed_cdp", "local_iterations": "100", "metric": "epsilon",
-    ...        "accounting": "moments_accountant", "value": "0.6356"}
+    >>> row = {"dataset": "lfw", "method": "fed_cdp", "local_iterations": "100",
+    ...        "metric": "epsilon", "accounting": "moments_accountant", "value": "0.6356"}
     >>> cell, = recompute("fed_cdp", "table_6", [row])
     >>> print(f"{cell.ours:.4f} {cell.outcome}")
     0.6356 agrees
@@ -96,8 +92,8 @@ def recompute(paper: str, table: str, rows: Iterable[Row]) -> tuple[Cell, ...]:
     for row in rows:
         if row["metric"] == "epsilon":
             cells.append(_epsilon_cell(paper, table, row, rows, columns[row["accounting"]]))
-        elif (found := _stopping_cell(paper, table, row, columns)) is not None:
-            cells.append(found)
+        elif row["metric"] in ("iterations", "rounds") and _budget(row) is not None:
+            cells.append(_stopping_cell(paper, table, row, columns))
     return (*cells, *_targets(paper, table, rows))
 
 
@@ -132,12 +128,12 @@ def _epsilon_cell(
         ours = fixed_epsilon(convention, rate, steps)
         kind: Kind = "fixed_epsilon" if _has_stated_noise(table, row) else "other_epsilon"
         return _cell(paper, table, row, kind, ours, tolerance)
-    prefix = _schedule(policy, given.ITERATIONS[row["dataset"]], given.EXAMPLE_RATE).first(steps)
+    prefix = _schedule(policy, given.ITERATIONS[row["dataset"]]).first(steps)
     return _cell(paper, table, row, "other_epsilon", _spent(convention, prefix), tolerance)
 
 
 def _has_stated_noise(table: str, row: Row) -> bool:
-    """Return whether a row's σ is 6 by the table's account; not where the variance is held constant."""
+    """Return whether the table says that σ is 6: not where it holds the variance constant."""
     constant_variance = table == "table_7" and "clip" in row
     return not constant_variance or (
         row["method"] == "dp_baseline" and row["target_accuracy"] != "0.9773"
@@ -145,7 +141,7 @@ def _has_stated_noise(table: str, row: Row) -> bool:
 
 
 def _training(paper: str, row: Row, rows: Sequence[Row]) -> tuple[float, int]:
-    """Return the sampling rate and the number of steps that a row is charged for, before any extra step."""
+    """Return the sampling rate and the steps that a row is charged for, without extra steps."""
     keys = ("dataset", "method", "noise_scale_policy", "target_accuracy")
     printed = [  # the row's own count, where the table prints one
         int(other["value"])
@@ -176,10 +172,19 @@ def fixed_epsilon(convention: Convention, rate: float, steps: int) -> float:
 
 
 def _spent(convention: Convention, ledger: Ledger) -> float:
-    for theorem in THEOREMS:
-        if convention.accountant == theorem:
-            return composition_spending(ledger, theorem, decimals=convention.decimals).epsilon
-    return spend(ledger, convention.accountant, given.DELTA).epsilon
+    name, decimals = convention.accountant, convention.decimals
+    if decimals is not None:
+        return composition_spending(ledger, cast(Theorem, name), decimals=decimals).epsilon
+    return spend(ledger, name, given.DELTA).epsilon
+
+
+# The ε-schedules behind the tables, from a number of steps; the cyclic one is a guess.
+_SCHEDULES: dict[str, Callable[[int], Floats]] = {
+    "linear": partial(schedules.linear, *given.LINEAR_EPSILON),
+    "staircase": partial(schedules.staircase, *given.STAIRCASE_EPSILON),
+    "exponential": partial(schedules.exponential, *given.EXPONENTIAL_EPSILON),
+    "cyclic": partial(schedules.triangular, *given.CYCLIC_EPSILON, cycles=given.CYCLES),
+}
 
 
 def epsilon_schedule(policy: str, steps: int) -> Floats:
@@ -193,24 +198,20 @@ def epsilon_schedule(policy: str, steps: int) -> Floats:
     0.8075
     0.7897
     """
-    if policy == "linear":
-        return schedules.linear(*given.LINEAR_EPSILON, steps)
-    if policy == "staircase":
-        return schedules.staircase(*given.STAIRCASE_EPSILON, steps)
-    if policy == "exponential":
-        start, end = (math.exp(exponent) for exponent in given.EXPONENTIAL_EPSILON_EXPONENTS)
-        return schedules.exponential(start, end, steps)
-    if policy == "cyclic":
-        return schedules.triangular(*given.CYCLIC_EPSILON, steps, cycles=given.CYCLES)
-    raise InputError(f"policy = {policy!r} must be one of {', '.join(given.SCHEDULES[1:])}.")
+    one_of(_SCHEDULES, policy=policy)
+    return _SCHEDULES[policy](steps)
 
 
 @lru_cache(maxsize=32)
-def _schedule(policy: str, steps: int, rate: float) -> Ledger:
+def _schedule(policy: str, steps: int) -> Ledger:
+    """Return the releases under a schedule of the noise scale; 'fixed': σ = 6 throughout."""
     if policy == "fixed":
-        return Ledger.of(Event(rate, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps))
+        step = Event(
+            given.EXAMPLE_RATE, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps
+        )
+        return Ledger.of(step)
     noise = schedules.noise_of_epsilon(epsilon_schedule(policy, steps), given.DELTA)
-    return schedules.ledger_of(noise, rate, "example", "add_remove")
+    return schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove")
 
 
 @lru_cache(maxsize=128)
@@ -218,76 +219,47 @@ def _stop(policy: str, steps: int, convention: Convention, budget: float) -> int
     """Return the step at which a schedule has spent its budget, or all steps if it never does."""
     if convention.budget == "fixed_run":
         budget = fixed_epsilon(convention, given.EXAMPLE_RATE, steps)
-    beyond = first_step_beyond(
-        _schedule(policy, steps, given.EXAMPLE_RATE), budget, convention.accountant, given.DELTA
-    )
-    return steps if beyond is None else beyond
+    ledger = _schedule(policy, steps)
+    return first_step_beyond(ledger, budget, convention.accountant, given.DELTA) or steps
 
 
-def _stopping_cell(
-    paper: str, table: str, row: Row, columns: Mapping[str, Convention]
-) -> Cell | None:
-    """Return the cell of a stopping time that a budget decides; None for one that training decides."""
-    if row.get("target_epsilon") in _NO_BUDGET or row["metric"] not in ("iterations", "rounds"):
-        return None
+def _budget(row: Row) -> str | None:
+    """Return the ε, as printed, that a row's training may spend; None where no budget decides."""
+    target = row.get("target_epsilon")
+    return None if target in ("all", "not_applicable") else target
+
+
+def _stopping_cell(paper: str, table: str, row: Row, columns: Mapping[str, Convention]) -> Cell:
+    """Return the cell of the iteration or the round at which a budget is spent."""
     budget = float(row["target_epsilon"])
     convention = columns[row.get("accounting", "moments_accountant")]
     if row["metric"] == "iterations":
-        stop = _stop(
-            row["noise_scale_policy"], given.ITERATIONS[row["dataset"]], convention, budget
-        )
+        length = given.ITERATIONS[row["dataset"]]
+        stop = _stop(row["noise_scale_policy"], length, convention, budget)
         return _cell(paper, table, row, "iterations", stop, 1.0)
     policy = row["method"].removeprefix("fed_alpha_cdp_sigma_")
     length = given.ROUNDS[row["dataset"]] * given.LOCAL_ITERATIONS
-    stop = _stop(policy if policy in given.SCHEDULES else "fixed", length, convention, budget)
+    stop = _stop(policy if policy in _SCHEDULES else "fixed", length, convention, budget)
     return _cell(paper, table, row, "rounds", math.ceil(stop / given.LOCAL_ITERATIONS), 0.0)
 
 
 def _targets(paper: str, table: str, rows: Sequence[Row]) -> list[Cell]:
-    """Return a cell for each budget in a header: what the fixed run of the tables before it spends."""
-    spending: Callable[[str], Convention] = CONVENTIONS["dynamic_parameters", "table_5"].__getitem__
-    found = {}
-    for row in rows:
-        target, column = row.get("target_epsilon"), row.get("accounting", "moments_accountant")
-        if target in _NO_BUDGET:
-            continue
-        dataset = row["dataset"]
-        federated = paper != "dynamic_parameters"
-        length = (
-            given.ROUNDS[dataset] * given.LOCAL_ITERATIONS
-            if federated
-            else given.ITERATIONS[dataset]
-        )
-        printed = str(target)
-        keys = {
-            "dataset": dataset,
-            "accounting": column,
-            "metric": "target_epsilon",
-            "value": printed,
-        }
-        ours = fixed_epsilon(spending(column), given.EXAMPLE_RATE, length)
-        found[dataset, column] = _cell(
-            paper, table, keys, "target", ours, epsilon_tolerance(printed)
-        )
-    return list(found.values())
-
-
-def implied_noise(cell: Cell, steps: int) -> float:
-    """Return the one σ that gives a cell's published ε over ``steps`` steps under its column's convention.
-
-    For rows whose σ is not stated: if the columns of a row imply different σ, no constant σ is
-    behind it.
-    """
-    convention = CONVENTIONS[cell.paper, cell.table][cell.keys["accounting"]]
-    low, high = 1e-2, 1e4
-    for _ in range(60):
-        middle = float(np.sqrt(low * high))
-        step = Event(
-            given.EXAMPLE_RATE, middle, "example", "add_remove", uses=steps + convention.extra_steps
-        )
-        low, high = (
-            (middle, high)
-            if _spent(convention, Ledger.of(step)) > cell.published
-            else (low, middle)
-        )
-    return high
+    """Return a cell for each budget in a header: the cost of the fixed run in earlier tables."""
+    spending = CONVENTIONS["dynamic_parameters", "table_5"]
+    keys = {  # one for each column of a data set
+        (row["dataset"], row.get("accounting", "moments_accountant")): _budget(row)
+        for row in rows
+        if _budget(row) is not None
+    }
+    cells = []
+    for (dataset, column), printed in keys.items():
+        assert printed is not None
+        if paper == "dynamic_parameters":
+            length = given.ITERATIONS[dataset]
+        else:
+            length = given.ROUNDS[dataset] * given.LOCAL_ITERATIONS
+        ours = fixed_epsilon(spending[column], given.EXAMPLE_RATE, length)
+        header = {"dataset": dataset, "accounting": column, "metric": "target_epsilon"}
+        row = header | {"value": printed}
+        cells.append(_cell(paper, table, row, "target", ours, epsilon_tolerance(printed)))
+    return cells

@@ -18,12 +18,6 @@ def _time(steps: int) -> Floats:
     return np.arange(int(steps)) / int(steps)  # t / T, [steps]
 
 
-def constant(value: float, steps: int) -> Floats:
-    """Return the same value at each step, [steps]."""
-    positive(value=value)
-    return np.full(_time(steps).shape, float(value))
-
-
 def linear(start: float, end: float, steps: int) -> Floats:
     """Return start + (end - start) t/T, [steps].
 
@@ -37,7 +31,7 @@ def linear(start: float, end: float, steps: int) -> Floats:
 
 
 def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
-    """Return the linear schedule held on ``stairs`` equal stairs, [steps]; each keeps its first value.
+    """Return the linear schedule in ``stairs`` equal stairs, [steps]; each keeps its first value.
 
     Examples
     --------

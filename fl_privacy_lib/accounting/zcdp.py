@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 
 def step_rho(ledger: Ledger) -> Floats:
@@ -42,28 +41,28 @@ def zcdp_spending(events: Event | Ledger, delta: float) -> Spending:
 
 
 def _caveats(ledger: Ledger, rho: float, delta: float) -> tuple[str, ...]:
-    """Name the conditions of the subsampling lemma (Abadi et al., 2016, lemma 3) that do not hold."""
+    """Name the conditions of Abadi et al. (2016), lemma 3, that do not hold."""
     if not ledger.sampled.any():
         return ()
-    found = []
     failures = sampling_condition_failures(ledger)
-    if failures:
-        found.append(
-            f"The theorem needs q < 1/(16σ), which fails at {failures} of {ledger.steps} steps."
-        )
     low = int(ledger.uses[ledger.sampled & (ledger.noise < 1)].sum())
-    if low:
-        found.append(
-            f"The theorem needs σ ≥ 1, which fails at {low} of {ledger.steps} steps: ε may be far too small."
-        )
     order = 1 + math.sqrt(math.log(1 / delta) / rho)
     q, z = ledger.rates[ledger.sampled], ledger.noise[ledger.sampled]
     reach = 1 + max(0.0, float(np.min(np.square(z) * -np.log(q * z))))
-    if order > reach:
-        found.append(
-            f"ε uses the Rényi order {order:.3g}, but the theorem reaches only to {reach:.3g}."
-        )
-    return tuple(found)
+    steps = ledger.steps
+    conditions = (
+        (failures, f"The theorem needs q < 1/(16σ), which fails at {failures} of {steps} steps."),
+        (
+            low,
+            f"The theorem needs σ ≥ 1, which fails at {low} of {steps} steps: ε may be far too "
+            "small.",
+        ),
+        (
+            order > reach,
+            f"ε uses the Rényi order {order:.3g}, but the theorem reaches only to {reach:.3g}.",
+        ),
+    )
+    return tuple(sentence for fails, sentence in conditions if fails)
 
 
 def sampling_condition_failures(events: Event | Ledger) -> int:

@@ -13,8 +13,6 @@ from scipy.stats import hypergeom, norm
 from fl_privacy_lib._checks import InputError, in_range, positive
 from fl_privacy_lib.accounting.events import check_delta
 
-GRID = 1e-4
-
 
 def sampled_gaussian_lower_bound(
     rate: float, noise_multiplier: float, steps: int, delta: float
@@ -35,8 +33,7 @@ def sampled_gaussian_lower_bound(
     step = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier,
         pessimistic_estimate=False,
-        value_discretization_interval=GRID
-        / 10,  # an optimistic grid errs by its width at every step
+        value_discretization_interval=1e-5,  # an optimistic grid errs by its width at every step
         sampling_prob=rate,
         use_connect_dots=False,
     )

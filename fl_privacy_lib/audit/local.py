@@ -1,42 +1,31 @@
-"""The exact ε of the local mechanisms: the largest log-ratio of their output distributions over all pairs of inputs.
+"""The exact ε of the local mechanisms, from the distributions of their outputs.
 
-Any two inputs of a client are neighbours here, and δ = 0. Taught in notebook 08.
+It is the largest log-ratio of an output's probability over all pairs of inputs: any two inputs of a
+client are neighbours here, and δ = 0. Taught in notebook 08.
 """
 
-import itertools
 import math
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import positive
 from fl_privacy_lib.accounting.events import Floats
 from fl_privacy_lib.defenses.perturbation import Compressed, Duchi, Flat, Perturbation
-from fl_privacy_lib.defenses.selection import (
-    Exponential,
-    PerturbedEncoding,
-    PerturbedSampling,
-    RandomChoice,
-    TopK,
-)
+from fl_privacy_lib.defenses.selection import Selection
 
-AnySelection = Exponential | PerturbedEncoding | PerturbedSampling | TopK | RandomChoice
+AnySelection = Selection
 AnyPerturbation = Perturbation | Flat | Compressed
 
-MOST_INPUTS = 50_000  # that are enumerated
-METHODS = ("closed_form", "enumerated")
 
-
-def selection_epsilon(mechanism: AnySelection, d: int, method: str = "closed_form") -> float:
+def selection_epsilon(mechanism: AnySelection, d: int) -> float:
     """Return the exact ε of a selection among d dimensions.
+
+    A dimension can have any rank, so ε is the spread of the distribution by rank.
 
     Parameters
     ----------
     mechanism : one of `fl_privacy_lib.defenses.selection`
     d : int, ≥ 2
-    method : {'closed_form', 'enumerated'}
-        'closed_form': a dimension can have any rank, so ε is the spread of the distribution by
-        rank. 'enumerated': the distributions of all inputs (rankings for `Exponential`, k-hot
-        statuses for the others) beside each other, for small d.
 
     Returns
     -------
@@ -50,19 +39,14 @@ def selection_epsilon(mechanism: AnySelection, d: int, method: str = "closed_for
 
     Examples
     --------
+    >>> from fl_privacy_lib.defenses.selection import Exponential, PerturbedEncoding
     >>> round(selection_epsilon(PerturbedEncoding(1.0, k=1, reading="e_eps"), d=2), 4)
     1.3106
-    >>> [round(selection_epsilon(m, d=123), 3) for m in (Exponential(1.0), PerturbedSampling(1.0, 12))]
-    [1.0, 1.0]
+    >>> round(selection_epsilon(Exponential(1.0), d=123), 3)
+    1.0
     """
-    one_of(METHODS, method=method)
-    if method == "closed_form":
-        return _spread(
-            _log(mechanism.rank_probabilities(d)[:-1, None])
-        )  # one rank beside the other
-    return _spread(
-        _log(np.array([mechanism.probabilities(given, d) for given in _inputs(mechanism, d)]))
-    )
+    with np.errstate(divide="ignore"):  # an impossible output has -inf
+        return _spread(np.log(mechanism.rank_probabilities(d)[:-1, None]))
 
 
 def value_epsilon(mechanism: AnyPerturbation) -> float:
@@ -126,6 +110,7 @@ def budget(
     Examples
     --------
     >>> from fl_privacy_lib.defenses.perturbation import Piecewise
+    >>> from fl_privacy_lib.defenses.selection import PerturbedEncoding
     >>> round(budget(2, PerturbedEncoding(0.1, k=12, reading="e_eps"), Piecewise(0.9), d=123), 4)
     2.0017
     """
@@ -136,7 +121,7 @@ def budget(
 def claimed_epsilons(
     selection: AnySelection | None, value: AnyPerturbation | None
 ) -> tuple[float, float]:
-    """Return the ε that the two stages of a report claim: 0 for nothing selected, ``inf`` for a value in clear."""
+    """Return the ε that a report's stages claim: 0 if nothing is selected, ``inf`` in clear."""
     inner = value.inner if isinstance(value, Compressed) else value
     return (
         0.0 if selection is None else selection.epsilon,
@@ -147,7 +132,7 @@ def claimed_epsilons(
 def exact_epsilons(
     selection: AnySelection | None, value: AnyPerturbation | None, d: int
 ) -> tuple[float, float]:
-    """Return the exact ε of the two stages of a report among d coordinates; ``inf`` for a value in clear."""
+    """Return the exact ε of a report's stages among d coordinates; ``inf`` for a value in clear."""
     return (
         0.0 if selection is None else selection_epsilon(selection, d),
         math.inf if value is None else value_epsilon(value),
@@ -155,11 +140,9 @@ def exact_epsilons(
 
 
 def unknown(selection: object, value: object) -> tuple[str, str] | None:
-    """Return why nothing is proved of a report whose mechanism does not state its distribution, else None."""
-    for stage, mechanism, known in (
-        ("selection", selection, AnySelection),
-        ("value", value, AnyPerturbation),
-    ):
+    """Return why nothing is proved where a mechanism does not state its distribution, else None."""
+    known_types = (("selection", selection, AnySelection), ("value", value, AnyPerturbation))
+    for stage, mechanism, known in known_types:
         if mechanism is not None and not isinstance(mechanism, known):
             name = getattr(mechanism, "__name__", type(mechanism).__name__)
             return (
@@ -169,29 +152,7 @@ def unknown(selection: object, value: object) -> tuple[str, str] | None:
     return None
 
 
-def _log(distributions: Floats) -> Floats:
-    with np.errstate(divide="ignore"):  # an impossible output has -inf
-        return np.log(distributions)
-
-
 def _spread(logs: Floats) -> float:
     """Return the largest difference of two rows of log-probabilities [inputs, outputs]."""
     possible = logs[:, np.isfinite(logs).any(0)]
     return float(np.max(possible.max(0) - possible.min(0)))
-
-
-def _inputs(mechanism: AnySelection, d: int) -> list[Floats]:
-    """Return everything that a selection can see of a client: rankings, or statuses with k ones."""
-    if isinstance(mechanism, RandomChoice):
-        return [np.zeros(d)]
-    count = math.factorial(d) if isinstance(mechanism, Exponential) else math.comb(d, mechanism.k)
-    if count > MOST_INPUTS:
-        raise InputError(
-            f"d = {d} has more than {MOST_INPUTS} inputs to enumerate: use method = 'closed_form'."
-        )
-    if isinstance(mechanism, Exponential):
-        return [np.array(ranks) for ranks in itertools.permutations(range(1, d + 1))]
-    return [
-        np.isin(np.arange(d), ones).astype(float)
-        for ones in itertools.combinations(range(d), mechanism.k)
-    ]

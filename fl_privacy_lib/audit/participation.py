@@ -13,7 +13,7 @@ from fl_privacy_lib.sampling import Plan
 
 
 def participations(plan: Plan, holders: int = 1) -> Floats:
-    """Return the probabilities of 0, 1, 2, … participations of an example's holders over all rounds.
+    """Return the probabilities of 0, 1, 2, … participations of an example's holders.
 
     Parameters
     ----------
@@ -47,9 +47,8 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
     trials, whole = int(holders) * plan.rounds, plan.client_sampling != "one_pass"
     if whole and (plan.client_sampling == "poisson" or holders == 1):
         return binom.pmf(np.arange(trials + 1), trials, plan.client_rate)
-    together = (
-        1 if whole else plan.clients // plan.participants
-    )  # rounds whose clients are all different
+    # rounds whose clients are all different
+    together = 1 if whole else plan.clients // plan.participants
 
     def drawn(rounds: int) -> Floats:
         return hypergeom.pmf(
@@ -66,7 +65,7 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
 
 
 def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
-    """Return the exact ε where N participations are seen, each as telling as a Gaussian shifted by μ.
+    """Return the exact ε where N participations are seen, each a Gaussian shifted by μ.
 
     Parameters
     ----------
@@ -108,7 +107,7 @@ def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
 
 
 def quantile(probabilities: Floats, tail: float) -> int:
-    """Return the smallest number of participations that is exceeded with probability at most ``tail``."""
+    """Return the least number that is exceeded with probability at most ``tail``."""
     check_delta(tail=tail)
     above = 1 - np.cumsum(probabilities)
     return int(np.argmax(above <= tail))
@@ -117,7 +116,7 @@ def quantile(probabilities: Floats, tail: float) -> int:
 def visible_participation(
     epsilon: float, rate: float, noise_multiplier: float
 ) -> tuple[float, float]:
-    """Return δ(ε) of one round where participation hides, and where the client's other examples show it.
+    """Return δ(ε) of one round where participation is hidden, and where it is visible.
 
     Parameters
     ----------

@@ -12,8 +12,14 @@ import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.accounting.accountants import spend
-from fl_privacy_lib.accounting.events import Event, Floats, Relation, Unit, check_delta
-from fl_privacy_lib.accounting.spending import Spending
+from fl_privacy_lib.accounting.events import (
+    Event,
+    Floats,
+    Relation,
+    Spending,
+    Unit,
+    check_delta,
+)
 from fl_privacy_lib.audit.arguments import global_rate
 from fl_privacy_lib.audit.local import (
     AnyPerturbation,
@@ -24,24 +30,16 @@ from fl_privacy_lib.audit.local import (
     unknown,
 )
 from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile
-from fl_privacy_lib.defenses.events import (
-    RELATIONS,
-    UNITS,
-    Holding,
-    Reason,
-    Release,
-    events,
-    release,
-    unbounded,
-)
-from fl_privacy_lib.defenses.limits import local_rule, noisy, silent
+from fl_privacy_lib.defenses.events import RELATIONS, UNITS, events, release
+from fl_privacy_lib.defenses.holding import Holding
+from fl_privacy_lib.defenses.limits import Reason, local_rule, noisy, silent, unbounded
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import TAPS
 from fl_privacy_lib.sampling import Plan
 
-INFINITE = float("inf")
 _TYPES = {"example": "type 2, inside the client", "update": "type 1, at the client's exit",
           "received": "type 0, at the server"}  # fmt: skip
+PAPER, PROOF = "as the paper counts", "what can be proved"
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,8 @@ class Statement:
 
     def __str__(self) -> str:
         return (
-            f"{self.reading}: ε = {self.epsilon:.4g} at δ = {self.delta:.3g} for one {self.unit} ({self.relation}); "
+            f"{self.reading}: ε = {self.epsilon:.4g} at δ = {self.delta:.3g} for one {self.unit} "
+            f"({self.relation}); "
             f"sampling: {self.sampling}; accountant: {self.accountant}; against {self.adversary}"
         )
 
@@ -153,20 +152,11 @@ def _as_counted(
     scales = {place: says.noise.scale for place, says in noisy(defense, "received") if says.noise}
     local = max(scales.get("per_batch", 0.0), scales.get("per_example", 0.0))
     remote = max(scales.get("per_client", 0.0), scales.get("on_arrival", 0.0))
-    say = "whoever cannot see who takes part; the paper does not say so"
+    adversary = "whoever cannot see who takes part; the paper does not say so"
     noise = local or remote
     if not noise:
-        return Statement(
-            "as the paper counts",
-            INFINITE,
-            delta,
-            unit,
-            "add_remove",
-            "none",
-            "none",
-            say,
-            (("noise", "nothing adds noise."),),
-        )
+        why = (("noise", "nothing adds noise."),)
+        return Statement(PAPER, math.inf, delta, unit, "add_remove", "none", "none", adversary, why)
     reasons: list[Reason] = [
         ("noise", f"the noise scale σ = {noise:g} is the multiplier, whatever M is.")
     ]
@@ -193,14 +183,14 @@ def _as_counted(
         Event(min(rate, 1.0), noise, claimed, "add_remove", uses=steps), "moments_accountant", delta
     )
     return Statement(
-        "as the paper counts",
+        PAPER,
         spent.epsilon,
         delta,
         claimed,
         "add_remove",
         "poisson",
         spent.accountant,
-        say,
+        adversary,
         tuple(reasons),
     )
 
@@ -219,46 +209,41 @@ def _proved(
         f"who reads every '{tap}' ({_TYPES[tap]})" if tap in _TYPES else f"who reads every '{tap}'"
     )
     whom = f"{place} and sees who takes part, and all who see less"
-    reading = "what can be proved"
     why = unbounded(defense, tap, sensitivity)
     if why is not None:
-        return Statement(reading, INFINITE, delta, unit, relation, "none", "none", whom, (why,))
+        return Statement(PROOF, math.inf, delta, unit, relation, "none", "none", whom, (why,))
     released = release(defense, plan, holding, unit, relation, tap)
     holders = holding.holders if unit == "example" else 1
     distribution = participations(plan, holders)
     epsilon = mixture_epsilon(distribution, released.mu, delta)
     mean = plan.client_rate * plan.rounds * holders
-    reasons = (*released.reasons, *_participation_reasons(holders, mean, released))
+    copies = ("copies", f"{holders} clients hold the example, and each of them uses it.")
+    seen = (
+        "no amplification by the sampling of clients",
+        "who takes part is seen, or can be told from a client's other examples; ε is the mean over "
+        f"the {mean:.4g} expected participations and their spread, each a Gaussian shifted by "
+        f"{released.mu:.3g} standard deviations.",
+    )
+    reasons = (*released.reasons, *([copies] if holders > 1 else []), seen)
     sampling = f"clients {plan.client_sampling}, batches {plan.batch_sampling}; no amplification"
     proof = Statement(
-        reading, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons
+        PROOF, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons
     )
     inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap, distribution)
     if inner is not None and inner.epsilon < proof.epsilon:
-        argument = f"each batch is drawn anew from the client's {holding.client_size} examples, at rate B/n."
+        argument = (
+            f"each batch is drawn anew from the client's {holding.client_size} examples, at rate "
+            "B/n."
+        )
         proof = replace(
             proof,
             epsilon=inner.epsilon,
             accountant=f"{inner.accountant} over participations",
-            sampling=f"clients {plan.client_sampling}; batches {plan.batch_sampling}, amplified at rate B/n",
+            sampling=f"clients {plan.client_sampling}; batches {plan.batch_sampling}, amplified "
+            "at rate B/n",
             reasons=(*reasons, ("sampling inside a participation", argument)),
         )
     return proof
-
-
-def _participation_reasons(holders: int, mean: float, released: Release) -> tuple[Reason, ...]:
-    reasons = []
-    if holders > 1:
-        reasons.append(("copies", f"{holders} clients hold the example, and each of them uses it."))
-    reasons.append(
-        (
-            "no amplification by the sampling of clients",
-            f"who takes part is seen, or can be told from a client's other examples; ε is the mean over the {mean:.4g} "
-            f"expected participations and their spread, each a Gaussian shifted by "
-            f"{released.mu:.3g} standard deviations.",
-        )
-    )
-    return tuple(reasons)
 
 
 def _batches_drawn_anew(
@@ -286,10 +271,7 @@ def _batches_drawn_anew(
     )
     if event.sampling == "none":
         return None
-    try:
-        return spend(event, "pld", delta if certain else delta / 2)
-    except InputError:
-        return None
+    return spend(event, "pld", delta if certain else delta / 2)
 
 
 def _of_reports(
@@ -305,17 +287,9 @@ def _of_reports(
     most = max(1, quantile(distribution, delta))
     if (why := unknown(select, value)) is not None:
         claim = Statement(
-            "as the paper counts",
-            math.inf,
-            delta,
-            unit,
-            "replace_one",
-            "none",
-            "none",
-            _SERVER,
-            (why,),
+            PAPER, math.inf, delta, unit, "replace_one", "none", "none", _SERVER, (why,)
         )
-        return Statements(claim, replace(claim, reading="what can be proved"))
+        return Statements(claim, replace(claim, reading=PROOF))
     if holding.coordinates is None:
         raise InputError(
             "the exact ε of a locally private report depends on d: give Holding its coordinates."
@@ -361,19 +335,12 @@ def local_statement(
     unit: Unit = "local_report" if epochs == 1 else "client"
 
     def state(reading: str, epsilon: float, *why: Reason) -> Statement:
+        accountant = "sequential composition"
         return Statement(
-            reading,
-            epsilon,
-            0.0,
-            unit,
-            "replace_one",
-            "none",
-            "sequential composition",
-            _SERVER,
-            why,
+            reading, epsilon, 0.0, unit, "replace_one", "none", accountant, _SERVER, why
         )
 
     return Statements(
-        state("as the paper counts", epochs * sum(claims), added),
-        state("what can be proved", budget(epochs, selection, value, d), *reasons, added),
+        state(PAPER, epochs * sum(claims), added),
+        state(PROOF, budget(epochs, selection, value, d), *reasons, added),
     )

@@ -1,7 +1,7 @@
 """Defences: fillings of a gradient's route from an example to the global model."""
 
 from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
-from fl_privacy_lib.defenses.events import Holding
+from fl_privacy_lib.defenses.holding import Holding
 from fl_privacy_lib.defenses.methods import (
     adaclip,
     dssgd,

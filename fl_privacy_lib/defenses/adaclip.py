@@ -1,4 +1,4 @@
-"""AdaClip: every coordinate is centred and scaled before clipping, by moments of what was released before."""
+"""AdaClip: coordinates are centred and scaled before clipping, by moments of earlier releases."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,16 +7,18 @@ from typing import Any
 import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
-from fl_privacy_lib.defenses.clipping import Clip, Gradient
-from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std
-from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
+from fl_privacy_lib.defenses.adaptive import AdaptiveStage, BatchStage
+from fl_privacy_lib.defenses.clipping import Clip, Gradient, expand
+from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.rules import Rule
+from fl_privacy_lib.defenses.stage import Declaration, Stage
 
 MOMENTS = "adaclip"  # the name of the state: (means, spreads), both tensors [clients, …]
 
 
 @dataclass(frozen=True)
-class AdaClip(Stage):
-    """The stage per_example: g → m + b · clip((g − m)/b), coordinate by coordinate, the clip to norm 1.
+class AdaClip(Rule, Stage):
+    """The stage per_example: g → m + b · clip((g − m)/b), by coordinate, the clip to norm 1.
 
     Parameters
     ----------
@@ -25,7 +27,8 @@ class AdaClip(Stage):
         clips to C_0.
     scope : {'layer', 'all'}, of the clip to norm 1
     mean_decay, spread_decay : float, in [0, 1), β₁ and β₂ of the moving averages
-    floor, ceiling : float, > 0, between which a coordinate's estimated variance is kept
+    floor, ceiling : float, > 0
+        Bounds on a coordinate's estimated variance.
 
     Notes
     -----
@@ -47,16 +50,15 @@ class AdaClip(Stage):
     def __post_init__(self) -> None:
         positive(clip_norm=self.clip_norm, floor=self.floor, ceiling=self.ceiling)
         one_of(["layer", "all"], scope=self.scope)
-        in_range(
-            0, math.nextafter(1, 0), mean_decay=self.mean_decay, spread_decay=self.spread_decay
-        )
+        below_one = math.nextafter(1, 0)
+        in_range(0, below_one, mean_decay=self.mean_decay, spread_decay=self.spread_decay)
         if self.floor > self.ceiling:
             raise InputError(
                 f"floor = {self.floor} is above ceiling = {self.ceiling}: swap the two."
             )
 
     @property
-    def clip(self) -> Clip:
+    def clip(self) -> Clip:  # type: ignore[override]
         """The clip of the centred and scaled gradient."""
         return Clip(1.0, self.scope)
 
@@ -77,22 +79,22 @@ class AdaClip(Stage):
         if MOMENTS in ctx.state:
             return ctx.state[MOMENTS]
         sizes = {name: v[0].numel() for name, v in like.items()}
-        whole = sum(sizes.values())
-        spread = {
-            n: self.clip_norm / math.sqrt(whole if self.scope == "all" else size)
-            for n, size in sizes.items()
-        }
+        if self.scope == "all":
+            sizes = dict.fromkeys(sizes, sum(sizes.values()))
         means = {name: v.new_zeros(v.shape) for name, v in like.items()}
-        return means, {name: v.new_full(v.shape, spread[name]) for name, v in like.items()}
+        spreads = {name: m + self.clip_norm / math.sqrt(sizes[name]) for name, m in means.items()}
+        return means, spreads
 
     def scales(self, spreads: Gradient) -> Gradient:
         """Return b, of the shapes of the spreads [clients, …]."""
         sums = {name: s[..., None].flatten(1).sum(1) for name, s in spreads.items()}  # [clients]
         if self.scope == "all":
             sums = dict.fromkeys(sums, torch.stack(list(sums.values())).sum(0))
-        return {
-            n: (s * sums[n][(...,) + (None,) * (s.dim() - 1)]).sqrt() for n, s in spreads.items()
-        }
+        return {name: (s * expand(sums[name], s)).sqrt() for name, s in spreads.items()}
+
+    def levels(self, norms: Gradient, ctx: Any) -> Gradient:
+        """Return b for batch means [clients, …], here in the place of norms."""
+        return self.scales(self.moments(norms, ctx)[1])
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped in the scaled coordinates."""
@@ -101,27 +103,24 @@ class AdaClip(Stage):
         m = {name: mean[:, None] for name, mean in means.items()}
         b = {name: scale[:, None] for name, scale in self.scales(spreads).items()}
         white = {name: (g - m[name]) / b[name] for name, g in gradients.items()}
-        return {
-            name: m[name] + b[name] * w
-            for name, w in self.clip(white, leading=2, round=ctx.round).items()
-        }
+        clipped = self.clip(white, leading=2, round=ctx.round)
+        return {name: m[name] + b[name] * w for name, w in clipped.items()}
 
     def follow(self, noisy: Gradient, std: float, ctx: Any) -> None:
         """Move the moments after a noisy batch mean [clients, …], whose noise was std · b."""
         means, spreads = self.moments(noisy, ctx)
         b, beta, gamma = self.scales(spreads), self.mean_decay, self.spread_decay
-        moved, widths = {}, {}
+        new_means, new_spreads = {}, {}
         for name, g in noisy.items():
-            seen = ((g - means[name]).square() - (std * b[name]).square()).clamp(
-                self.floor, self.ceiling
-            )
-            moved[name] = beta * means[name] + (1 - beta) * g
-            widths[name] = (gamma * spreads[name].square() + (1 - gamma) * seen).sqrt()
-        ctx.state[MOMENTS] = (moved, widths)
+            variance = (g - means[name]).square() - (std * b[name]).square()
+            variance = variance.clamp(self.floor, self.ceiling)
+            new_means[name] = beta * means[name] + (1 - beta) * g
+            new_spreads[name] = (gamma * spreads[name].square() + (1 - gamma) * variance).sqrt()
+        ctx.state[MOMENTS] = (new_means, new_spreads)
 
 
 @dataclass(frozen=True)
-class AdaClipNoise(Stage):
+class AdaClipNoise(AdaptiveStage, BatchStage):
     """The stage per_batch: noise b times that of a clip to norm 1, and the moments' update.
 
     Parameters
@@ -130,22 +129,13 @@ class AdaClipNoise(Stage):
     noise_scale, divide_by : as in `route.BatchNoise`
     """
 
-    rule: AdaClip
-    noise_scale: float = 0.0
     divide_by: str = "batch"
-
-    def __post_init__(self) -> None:
-        in_range(0, math.inf, noise_scale=self.noise_scale)
-        one_of(DIVISORS, divide_by=self.divide_by)
 
     def declare(self) -> Declaration:
         """Return the noise; a zero gradient is not zero after centring, see `Noise`."""
-        noise = (
-            Noise(self.noise_scale, divide_by=self.divide_by, centred=True)
-            if self.noise_scale
-            else None
-        )
-        return Declaration(self.rule.clip, noise, self.rule)
+        declared = super().declare()
+        noise = declared.noise and replace(declared.noise, centred=True)
+        return replace(declared, noise=noise, rule=self.rule)
 
     def noiseless(self) -> "AdaClipNoise":
         """Return the moments' update alone."""
@@ -153,16 +143,13 @@ class AdaClipNoise(Stage):
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [clients, …] with noise."""
-        std = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
-        means, spreads = self.rule.moments(values, ctx)
+        means, _ = self.rule.moments(values, ctx)
         count = ctx.batch_size if ctx.examples is None else ctx.examples[1].shape[1]
         # m enters once, however many examples a Poisson batch holds: their number has no noise of
         # its own
-        noisy = {name: v + (1 - count / ctx.batch_size) * means[name] for name, v in values.items()}
-        if std:
-            b = self.rule.scales(spreads)
-            noisy = add_gaussian(
-                noisy, {name: std * scale for name, scale in b.items()}, ctx.generators
-            )
+        missing = 1 - count / ctx.batch_size
+        centred = {name: v + missing * means[name] for name, v in values.items()}
+        std = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
+        noisy = self.add_scaled_noise(centred, values, std, ctx)
         self.rule.follow(noisy, std, ctx)
         return noisy

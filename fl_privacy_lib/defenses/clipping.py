@@ -10,9 +10,8 @@ import torch
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.accounting import schedules
 
-Gradient = dict[
-    str, torch.Tensor
-]  # tensor name → values; the leading axes say where on the route it stands
+# tensor name → values; the leading axes say where on the route it stands
+Gradient = dict[str, torch.Tensor]
 
 
 def layer_norms(gradient: Gradient, leading: int) -> Gradient:
@@ -33,23 +32,27 @@ def layer_norms(gradient: Gradient, leading: int) -> Gradient:
     }
 
 
-def scaled(gradient: Gradient, factors: Gradient) -> Gradient:
+def expand(factor: float | torch.Tensor, like: torch.Tensor) -> float | torch.Tensor:
+    """Return a factor, a number or a tensor [*leading axes], with the axes that it lacks."""
+    if not isinstance(factor, torch.Tensor):
+        return factor
+    return factor[(...,) + (None,) * (like.dim() - factor.dim())]
+
+
+def scaled(gradient: Gradient, factors: Mapping[str, float | torch.Tensor]) -> Gradient:
     """Return each tensor multiplied by its factor, broadcast over the parameter's own axes."""
-    return {
-        name: g * factors[name][(...,) + (None,) * (g.dim() - factors[name].dim())]
-        for name, g in gradient.items()
-    }
+    return {name: g * expand(factors[name], g) for name, g in gradient.items()}
 
 
 def in_scope(norms: Gradient, scope: str) -> Gradient:
-    """Return the norms that a bound is compared with: every tensor's own ('layer'), or the whole gradient's ('all')."""
+    """Return the norms that a bound is compared with: the tensors' ('layer'), or one for 'all'."""
     if scope == "layer":
         return norms
     return dict.fromkeys(norms, torch.linalg.vector_norm(torch.stack(list(norms.values())), dim=0))
 
 
 def shrink_factors(norms: Gradient, bounds: Mapping[str, float | torch.Tensor]) -> Gradient:
-    """Return min(1, bound/norm) by tensor, for norms and bounds that broadcast; a zero gradient keeps its zeros."""
+    """Return min(1, bound/norm) by tensor, for norms and bounds that broadcast."""
     return {name: (bounds[name] / n.clamp_min(1e-30)).clamp_max(1.0) for name, n in norms.items()}
 
 
@@ -62,8 +65,8 @@ class Clip:
     clip_norm : float, > 0
         The bound C.
     scope : {'layer', 'all'}
-        'layer' clips every tensor to C on its own, as the Fed-CDP papers do; M tensors together
-        then have a norm of up to C√M. 'all' clips the whole gradient to C, as DP-SGD does.
+        'layer' clips every tensor to C by itself, as the Fed-CDP papers do; M tensors together then
+        have a norm of up to C√M. 'all' clips the whole gradient to C, as DP-SGD does.
 
     Notes
     -----
@@ -83,11 +86,11 @@ class Clip:
         one_of(["layer", "all"], scope=self.scope)
 
     def factors(self, norms: Gradient, round: int = 0) -> Gradient:
-        """Return the factors min(1, C/norm) for norms of any shape; a zero gradient keeps factor 1."""
+        """Return the factors min(1, C/norm) for norms of any shape."""
         return shrink_factors(in_scope(norms, self.scope), dict.fromkeys(norms, self.bound(round)))
 
     def bound(self, round: int = 0) -> float:
-        """Return the norm that no clipped unit exceeds in this round: the sensitivity S that noise is scaled with."""
+        """Return the norm that no clipped unit exceeds in this round; noise is scaled with it."""
         return self.clip_norm
 
     def __call__(self, gradient: Gradient, leading: int, round: int = 0) -> Gradient:
@@ -100,7 +103,7 @@ DECAYS: dict[str, Callable[[float, float, int, int], np.ndarray]] = {
     "exponential": lambda start, end, rounds, cycles: schedules.exponential(start, end, rounds),
     "cyclic": schedules.cosine,
 }
-"""Schedules of a bound: start + (end − start) t/T; start (end/start)^{t/T}; cosine annealing, restarted each cycle."""
+"""Schedules of a bound: linear; start (end/start)^{t/T}; cosine annealing, restarted each cycle."""
 
 
 @lru_cache(maxsize=64)
@@ -146,7 +149,8 @@ class DecayingClip(Clip):
         one_of(DECAYS, kind=self.kind)
         if self.end > self.clip_norm:
             raise InputError(
-                f"end = {self.end} is above clip_norm = {self.clip_norm}: a decay falls, so swap the two."
+                f"end = {self.end} is above clip_norm = {self.clip_norm}: a decay falls, so swap "
+                "the two."
             )
         self.bound()  # the schedule checks the rest
 

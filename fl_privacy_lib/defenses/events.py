@@ -1,4 +1,4 @@
-"""What a defence releases under a plan: the events that accounting counts, each factor with its reason.
+"""What a defence releases under a plan: the events that accounting counts, with reasons.
 
 Training and accounting read the same `Plan` and the same stages, so they cannot disagree on how
 often an example is used, how far it can move a release, or how much noise covers it.
@@ -16,15 +16,14 @@ from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Route
 from fl_privacy_lib.sampling import Plan
 
-__all__ = ["RELATIONS", "UNITS", "Holding", "Reason", "Release", "events", "release", "unbounded"]
-
 UNITS: tuple[Unit, ...] = ("example", "client")
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one")
+DRAWN_ANEW = ("with_replacement", "poisson")  # batches that do not depend on one another
 
 
 @dataclass(frozen=True)
 class Release:
-    """What one participation tells of one unit: ``uses`` Gaussian releases of one noise multiplier.
+    """What one participation reveals about one unit: ``uses`` equal Gaussian releases.
 
     Parameters
     ----------
@@ -42,7 +41,7 @@ class Release:
 
     @property
     def mu(self) -> float:
-        """√uses / z: one participation is as telling as one Gaussian shifted by this many standard deviations."""
+        """√uses / z: a participation reveals as much as one Gaussian shifted by μ deviations."""
         return math.sqrt(self.uses) / self.noise_multiplier
 
 
@@ -54,7 +53,7 @@ def release(
     relation: Relation = "add_remove",
     tap: str = "update",
 ) -> Release:
-    """Return what one participation of one holder tells of a unit, as seen at a tap.
+    """Return what one participation of one holder reveals about a unit, as seen at a tap.
 
     Parameters
     ----------
@@ -85,17 +84,19 @@ def release(
     one_of(RELATIONS, relation=relation)
     if local_rule(defense, tap) is not None:
         raise InputError(
-            f"{defense.name} is locally private: its ε is pure and has no Gaussian events; see audit.statement."
+            f"{defense.name} is locally private: its ε is pure and has no Gaussian events; see "
+            "audit.statement."
         )
     if (why := unbounded(defense, tap)) is not None:
         raise InputError(
             f"{defense.name} has no events at tap = {tap!r}, because {why[1].rstrip('.')}."
         )
+    rules = defense.parts("per_example")
+    clip = rules[0].says.clip if rules and rules[0].says else None
     releases = []
     for place, says in noisy(defense, tap):
         if uncovered(defense, tap, place) is not None:
             continue
-        rules = defense.parts("per_example")
         if place in ("per_client", "on_arrival"):
             releases.append(_update_release(says, holding, unit, relation))
         elif place == "per_example" and (tap == "example" or len(rules) > 1):
@@ -103,86 +104,89 @@ def release(
             # not cover it
             releases.append(_example_release(says, plan, holding, unit, relation))
         else:
-            clip = rules[0].says.clip if rules and rules[0].says else None
             releases.append(_batch_release(place, says, clip, plan, holding, unit, relation))
-    released = min(
-        releases, key=lambda one: one.mu
-    )  # each is a bound by itself; the best one counts
+    best = min(releases, key=lambda one: one.mu)  # each is a bound by itself
     counts = counting(defense, tap)
-    return released if counts is None else _counted(released, *counts, plan, holding, unit)
+    return best if counts is None else _with_counts(best, *counts, plan, holding, unit)
 
 
-def _counted(
+def _with_counts(
     released: Release, place: str, says: Declaration, plan: Plan, holding: Holding, unit: Unit
 ) -> Release:
-    """Return what gradients and counts tell together: two Gaussian releases of the same unit are one in more space."""
+    """Return what gradients and counts reveal together.
+
+    Two Gaussian releases of one unit are a single one in more dimensions.
+    """
     assert says.count_scale and says.clip is not None
     uses, shift = _uses(plan, holding, unit)[:2] if place == "per_example" else (1, 1.0)
-    root, _ = _layers(says.clip, holding)
-    mu = math.sqrt(uses) * shift * root / says.count_scale
-    reason = (
-        "counts",
-        (
-            f"{uses} report(s) of counts with noise {says.count_scale:g} tell μ = {mu:.3g} "
-            "in one participation, beside "
-            f"the gradients' {released.mu:.3g}; a unit moves a count by at most 1, removed or replaced."
-        ),
+    mu = math.sqrt(uses) * shift * _tensors_factor(says.clip, holding) / says.count_scale
+    text = (
+        f"{uses} report(s) of counts with noise {says.count_scale:g} tell μ = {mu:.3g} in one "
+        f"participation, beside the gradients' {released.mu:.3g}; a unit moves a count by at most "
+        "1, removed or replaced."
     )
-    return Release(
-        math.sqrt(released.uses) / math.hypot(released.mu, mu),
-        released.uses,
-        (*released.reasons, reason),
-    )
+    z = math.sqrt(released.uses) / math.hypot(released.mu, mu)
+    return Release(z, released.uses, (*released.reasons, ("counts", text)))
 
 
-def _layers(clip: Clip, holding: Holding) -> tuple[float, Reason]:
+def _tensors_factor(clip: Clip, holding: Holding) -> float:
+    """Return √M where each tensor is clipped by itself: what the norm of them all is, over C."""
+    return 1.0 if clip.scope == "all" else math.sqrt(holding.tensors)
+
+
+def _sensitivity(
+    clip: Clip, noise: Noise, holding: Holding, relation: Relation, one_of_many: bool = False
+) -> tuple[float, list[Reason]]:
+    """Return how far a unit moves a release at most, over C, with the reasons.
+
+    Parameters
+    ----------
+    one_of_many : bool
+        Whether the unit is an example and what is clipped a client's whole update.
+    """
+    clipping = (
+        f"each of the M = {holding.tensors} tensors is clipped to C, so one gradient has a norm of "
+        "up to C√M."
+    )
     if clip.scope == "all":
-        return 1.0, ("clipping", "the whole gradient is clipped to C.")
-    text = f"each of the M = {holding.tensors} tensors is clipped to C, so one gradient has a norm of up to C√M."
-    return math.sqrt(holding.tensors), ("clipping", text)
+        clipping = "the whole gradient is clipped to C."
+    factor = 2.0
+    if noise.centred:
+        change = (
+            "gradients are centred before clipping: a zero gradient, too, may have the full norm."
+        )
+    elif relation == "replace_one":
+        change = "a replaced unit moves a release from one end to the other: twice the norm."
+    elif one_of_many:
+        change = "one example may turn a client's clipped update from one end to the other."
+    else:
+        factor = 1.0
+        change = "the unit's place stays, with a zero gradient, and every divisor stays as it is."
+    reasons = [("clipping", clipping), ("relation", change)]
+    return factor * _tensors_factor(clip, holding), reasons
 
 
 def _largest_batch(plan: Plan, holding: Holding) -> int:
-    """Return how many examples of a client one batch can hold: all of them if each is drawn by itself."""
+    """Return how many examples of a client one batch can hold: all if each is drawn by itself."""
     if plan.batch_sampling == "poisson":
         return holding.largest_client or holding.client_size
     return plan.batch_size
-
-
-def _relation(relation: Relation, noise: Noise) -> tuple[float, Reason]:
-    if noise.centred:
-        return 2.0, (
-            "relation",
-            "gradients are centred before clipping: a zero gradient, too, may have the full norm.",
-        )
-    if relation == "replace_one":
-        return 2.0, (
-            "relation",
-            "a replaced unit moves a release from one end to the other: twice the norm.",
-        )
-    return 1.0, (
-        "relation",
-        "the unit's place stays, with a zero gradient, and every divisor stays as it is.",
-    )
 
 
 def _example_release(
     says: Declaration, plan: Plan, holding: Holding, unit: Unit, relation: Relation
 ) -> Release:
     assert says.clip is not None and says.noise is not None
-    root, clipping = _layers(says.clip, holding)
-    factor, change = _relation(relation, says.noise)
+    sensitivity, reasons = _sensitivity(says.clip, says.noise, holding, relation)
     mean = mean_std(says.noise.scale, 1.0, plan.batch_size, says.noise.divide_by)
-    std = mean * math.sqrt(plan.batch_size)  # in units of C
-    z = std / (root * factor)
-    drawn = plan.batch_sampling in ("with_replacement", "poisson")
-    batch = _largest_batch(plan, holding)
-    passes = plan.uses_per_participation(holding.client_size)
-    uses = plan.local_iterations * batch if unit == "client" else passes * holding.repeats
-    text = f"each use is a noisy gradient of its own: {uses} in one participation" + (
-        ", at most." if drawn else "."
-    )
-    return Release(z, uses, (clipping, change, ("uses", text)))
+    z = mean * math.sqrt(plan.batch_size) / sensitivity
+    if unit == "client":
+        uses = plan.local_iterations * _largest_batch(plan, holding)
+    else:
+        uses = plan.uses_per_participation(holding.client_size) * holding.repeats
+    at_most = ", at most" if plan.batch_sampling in DRAWN_ANEW else ""
+    text = f"each use is a noisy gradient of its own: {uses} in one participation{at_most}."
+    return Release(z, uses, (*reasons, ("uses", text)))
 
 
 def _batch_release(
@@ -195,80 +199,58 @@ def _batch_release(
     relation: Relation,
 ) -> Release:
     assert says.clip is not None and says.noise is not None and clip is not None
-    root, clipping = _layers(clip, holding)
-    factor, change = _relation(relation, says.noise)
+    sensitivity, reasons = _sensitivity(clip, says.noise, holding, relation)
     # noise is scaled with the stage's own bound, the gradient obeys the clip's: the worst round
     # counts
     ratio = min(says.clip.bound(t) / clip.bound(t) for t in range(plan.rounds))
-    std = (
-        mean_std(says.noise.scale, 1.0, plan.batch_size, says.noise.divide_by) * ratio
-    )  # in units of C
-    z = std * plan.batch_size / (root * factor)
+    mean = mean_std(says.noise.scale, 1.0, plan.batch_size, says.noise.divide_by)
+    std = mean * ratio  # in units of C
+    z = std * plan.batch_size / sensitivity
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
-    reasons = [clipping, change, ("noise", text)]
-    varying = plan.batch_sampling == "poisson"
-    if place == "per_example" and varying:
-        z /= math.sqrt(plan.batch_size)  # a batch of one carries one draw
-        reasons.append(
-            (
-                "noise drawn per example",
-                "a Poisson batch may hold one example and then carries one draw.",
-            )
-        )
-    uses, shift, why = _uses(plan, holding, unit)
-    if place == "per_example" and varying:
+    reasons.append(("noise", text))
+    uses, shift, use_reasons = _uses(plan, holding, unit)
+    if place == "per_example" and plan.batch_sampling == "poisson":
+        z /= math.sqrt(plan.batch_size)
         shift = math.sqrt(shift)  # more examples bring more draws
-    return Release(z / shift, uses, (*reasons, *why))
+        text = "a Poisson batch may hold one example and then carries one draw."
+        reasons.append(("noise drawn per example", text))
+    return Release(z / shift, uses, (*reasons, *use_reasons))
 
 
 def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Reason]]:
-    """Return the releases of a participation that a unit moves, and by how many examples' worth each at most."""
-    drawn = plan.batch_sampling in ("with_replacement", "poisson")
+    """Return how many releases of a participation a unit moves, and how many-fold."""
     if unit == "client":
         batch = _largest_batch(plan, holding)
-        text = f"a client owns its whole batch: each of the L = {plan.local_iterations} means can move {batch}-fold."
-        return plan.local_iterations, float(batch), [("unit", text)]
-    passes, repeats = plan.uses_per_participation(holding.client_size), holding.repeats
-    together = repeats if plan.batch_sampling == "poisson" else min(repeats, plan.batch_size)
-    if drawn:
-        reasons = [
-            ("uses", f"each of the L = {passes} batches is drawn anew and may hold the example.")
-        ]
-        shift = float(together)
-    else:
-        passes *= repeats
-        reasons = [
-            (
-                "uses",
-                f"passing over the client's data makes {passes} use(s) of the example in a participation.",
-            )
-        ]
-        shift = math.sqrt(together)  # Σk² ≤ uses · max k over the batches
-    if repeats > 1:
-        reasons.append(
-            (
-                "repeats",
-                f"one client holds it {repeats} times; up to {together} may fall in one batch.",
-            )
+        text = (
+            f"a client owns its whole batch: each of the L = {plan.local_iterations} means can "
+            f"move {batch}-fold."
         )
-    return passes, shift, reasons
+        return plan.local_iterations, float(batch), [("unit", text)]
+    uses, repeats = plan.uses_per_participation(holding.client_size), holding.repeats
+    together = repeats if plan.batch_sampling == "poisson" else min(repeats, plan.batch_size)
+    if plan.batch_sampling in DRAWN_ANEW:
+        shift = float(together)
+        text = f"each of the L = {uses} batches is drawn anew and may hold the example."
+    else:
+        uses *= repeats
+        shift = math.sqrt(together)  # Σk² ≤ uses · max k over the batches
+        text = (
+            f"passing over the client's data makes {uses} use(s) of the example in a participation."
+        )
+    reasons = [("uses", text)]
+    if repeats > 1:
+        text = f"one client holds it {repeats} times; up to {together} may fall in one batch."
+        reasons.append(("repeats", text))
+    return uses, shift, reasons
 
 
 def _update_release(says: Declaration, holding: Holding, unit: Unit, relation: Relation) -> Release:
     assert says.clip is not None and says.noise is not None
-    root, clipping = _layers(says.clip, holding)
-    factor, change = _relation(relation, says.noise)
-    reasons = [clipping, change]
-    if unit == "example" and factor == 1:
-        factor = 2.0
-        reasons[-1] = (
-            "relation",
-            "one example may turn a client's clipped update from one end to the other.",
-        )
-    z = says.noise.scale * says.noise.factor / (root * factor)
-    return Release(
-        z, 1, (*reasons, ("uses", "a client's update is released once in a participation."))
+    sensitivity, reasons = _sensitivity(
+        says.clip, says.noise, holding, relation, one_of_many=unit == "example"
     )
+    uses = ("uses", "a client's update is released once in a participation.")
+    return Release(says.noise.scale * says.noise.factor / sensitivity, 1, (*reasons, uses))
 
 
 def events(
@@ -321,7 +303,8 @@ def events(
     Plain DP-SGD is one client that never leaves:
 
     >>> central = Plan(1, 1, 1, 100, 10, batch_sampling="poisson", local_lr=0.05)
-    >>> (event,) = fed_cdp("batch", noise_scale=1.0, scope="all").events(central, Holding(1000, 1000, 3))
+    >>> dp_sgd = fed_cdp("batch", noise_scale=1.0, scope="all")
+    >>> (event,) = dp_sgd.events(central, Holding(1000, 1000, 3))
     >>> event.sampling_rate, event.noise_multiplier, event.uses
     (0.01, 1.0, 100)
     """
@@ -335,25 +318,23 @@ def events(
     whole_number(1, participations=participations)
     uses = int(participations) * released.uses
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
-    if batches is None:
-        return (Event(1.0, released.noise_multiplier, unit, relation, uses=uses, sampling="none"),)
-    rate = plan.batch_size / holding.client_size
+    rate = 1.0 if batches == "none" else plan.batch_size / holding.client_size
     return (Event(rate, released.noise_multiplier, unit, relation, uses=uses, sampling=batches),)
 
 
 def _certain_participations(plan: Plan) -> int | None:
-    """Return how often a client takes part where that is no secret: always, or once an epoch; else None."""
+    """Return how often a client takes part where that is no secret; else None."""
     if plan.client_rate == 1:
         return plan.rounds
     if plan.client_sampling == "one_pass":
-        return -(-plan.rounds // (plan.clients // plan.participants))
+        return -(-plan.rounds // (plan.clients // plan.participants))  # once an epoch
     return None
 
 
 def _sampled_batches(
     defense: Route, plan: Plan, holding: Holding, unit: Unit, relation: Relation, tap: str
-) -> Sampling | None:
-    """Return the sampling that amplifies each batch inside a participation, or None where none is proved.
+) -> Sampling:
+    """Return the sampling that amplifies each batch of a participation; 'none' if none is proved.
 
     Batches drawn anew hide whether an example is in them, at rate B/n, if the batch's noise is the
     only one and the example stands once at the client. Sampling without replacement is bounded
@@ -361,10 +342,7 @@ def _sampled_batches(
     """
     once = unit == "example" and holding.repeats == 1 and plan.batch_size < holding.client_size
     noise_per_batch = [place for place, _ in noisy(defense, tap)] == ["per_batch"]
-    if not (once and noise_per_batch):
-        return None
-    if plan.batch_sampling == "poisson":
+    if once and noise_per_batch and plan.batch_sampling == "poisson":
         return "poisson"
-    return (
-        "fixed" if plan.batch_sampling == "with_replacement" and relation == "replace_one" else None
-    )
+    fixed = plan.batch_sampling == "with_replacement" and relation == "replace_one"
+    return "fixed" if once and noise_per_batch and fixed else "none"

@@ -8,7 +8,7 @@ from fl_privacy_lib.data.partition import Partition
 
 @dataclass(frozen=True)
 class Holding:
-    """How the data lie among the clients, and how many tensors a gradient has: what a plan does not know.
+    """What a plan does not know: how the data lie among clients, and a gradient's tensors.
 
     Parameters
     ----------

@@ -1,9 +1,8 @@
-"""Where no ε holds: the ways in which noise before a tap fails to cover what one unit can change."""
+"""Where no ε holds: how noise before a tap can fail to cover what one unit changes."""
 
 from fl_privacy_lib._checks import one_of
 from fl_privacy_lib.defenses.stage import STAGES, TAPS, Declaration, Part, Route
 
-SENSITIVITIES = ("bound", "l2_max", "median")
 _STATISTICS = {"l2_max": "largest gradient norm", "median": "median gradient norm"}
 _LOCAL = ("per_example", "per_batch")
 
@@ -11,20 +10,18 @@ Reason = tuple[str, str]
 Rule = tuple[str, Declaration]  # the place of a rule, and what it says of itself
 
 
-def places_before(tap: str) -> tuple[str, ...]:
-    """Return the places that a gradient passes until a tap; on_aggregate, which sees releases only, is left out."""
-    return STAGES[: TAPS.index(tap) + 1][:4]
+def parts_before(defense: Route, tap: str) -> list[tuple[Part, ...]]:
+    """Return the rules at each place that a gradient passes until a tap.
 
-
-def parts_before(defense: Route, tap: str) -> list[Part]:
-    """Return the rules that a gradient passes until a tap, in their order."""
-    return [part for place in places_before(tap) for part in defense.parts(place)]
+    The place on_aggregate, which sees releases only, is left out.
+    """
+    return [defense.parts(place) for place in STAGES[: TAPS.index(tap) + 1][:4]]
 
 
 def leading(defense: Route, tap: str) -> list[Rule]:
-    """Return the first rule at each place before a tap: a guarantee rests on these, what follows acts on them."""
-    firsts = [defense.parts(place)[:1] for place in places_before(tap)]
-    return [(part.place, part.says) for (part,) in filter(None, firsts) if part.says is not None]
+    """Return the first rule at each place before a tap: a guarantee rests on these alone."""
+    firsts = [rules[0] for rules in parts_before(defense, tap) if rules]
+    return [(first.place, first.says) for first in firsts if first.says is not None]
 
 
 def noisy(defense: Route, tap: str) -> list[Rule]:
@@ -37,7 +34,7 @@ def noisy(defense: Route, tap: str) -> list[Rule]:
 
 
 def counting(defense: Route, tap: str) -> Rule | None:
-    """Return the first leading rule before a tap that reports counts beside the gradient, or None."""
+    """Return the first leading rule before a tap that reports counts beside the gradient."""
     return next((rule for rule in leading(defense, tap) if rule[1].count_scale is not None), None)
 
 
@@ -47,13 +44,14 @@ def local_rule(defense: Route, tap: str) -> Declaration | None:
 
 
 def silent(defense: Route, tap: str) -> Reason | None:
-    """Return why nothing is proved where a rule before the tap does not say what it does, else None."""
-    for place, name, says in parts_before(defense, tap):
+    """Return why nothing is proved where a rule before the tap does not say what it does."""
+    for place, name, says in sum(parts_before(defense, tap), ()):
         if says is None:
             return (
                 "no proof",
-                f"{name} at {place} does not say what it clips and how much noise it adds, so nothing is proved of "
-                "what passes it: ε = ∞ until it is a fl_privacy_lib.defenses.Stage that declares both.",
+                f"{name} at {place} does not say what it clips and how much noise it adds, so "
+                "nothing is proved of what passes it: ε = ∞ until it is a "
+                "fl_privacy_lib.defenses.Stage that declares both.",
             )
     return None
 
@@ -72,10 +70,9 @@ def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reaso
     one_of(TAPS, tap=tap)
     if (why := silent(defense, tap)) is not None:
         return why
-    rules = noisy(defense, tap)
-    if not rules:
+    reasons = [uncovered(defense, tap, place, sensitivity) for place, _ in noisy(defense, tap)]
+    if not reasons:
         return _no_noise(defense, tap)
-    reasons = [uncovered(defense, tap, place, sensitivity) for place, _ in rules]
     if all(reasons):
         return reasons[0]
     counts = counting(defense, tap)
@@ -90,18 +87,18 @@ def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reaso
 def uncovered(
     defense: Route, tap: str, place: str, sensitivity: str | None = None
 ) -> Reason | None:
-    """Return why the noise at one place covers nothing, or None if it does by itself; parameters as in `unbounded`."""
-    local = place in _LOCAL
-    for _, says in (rule for rule in noisy(defense, tap) if (rule[0] in _LOCAL) == local):
-        assert says.noise is not None
-        level = sensitivity or says.noise.level
-        one_of(SENSITIVITIES, sensitivity=level)
+    """Return why the noise at one place by itself covers nothing, or None; see `unbounded`."""
+    together = _LOCAL if place in _LOCAL else ("per_client", "on_arrival")
+    levels = [says.noise.level for at, says in noisy(defense, tap) if at in together and says.noise]
+    for level in [sensitivity] if sensitivity else levels:
+        one_of(["bound", *_STATISTICS], sensitivity=level)
         if level != "bound":
             return (
                 "the noise level is private",
-                f"the noise is scaled with the {_STATISTICS[level]} of the private batch, and its level can be "
-                "seen: with all gradients 0 on one side there is no noise at all, so δ = 1 for every ε. "
-                "See `fl_privacy_lib.audit.l2_max_epsilon` for what a change of a few percent already gives.",
+                f"the noise is scaled with the {_STATISTICS[level]} of the private batch, and its "
+                "level can be seen: with all gradients 0 on one side there is no noise at all, so "
+                "δ = 1 for every ε. See `fl_privacy_lib.audit.l2_max_epsilon` for what a change of "
+                "a few percent already gives.",
             )
     first = defense.parts(place)[0]
     if first.says is None or first.says.clip is None:
@@ -113,15 +110,14 @@ def uncovered(
 
 
 def _not_clipped(defense: Route, late: Declaration) -> Reason | None:
-    """Return why noise on the batch mean covers nothing, or None where every example's gradient keeps to its bound."""
-    first, *rest = [part.says or Declaration() for part in defense.parts("per_example")] or [
-        Declaration()
-    ]
-    if first.clip is None:
+    """Return why noise on the batch mean covers nothing, or None where every example is clipped."""
+    rules = [part.says or Declaration() for part in defense.parts("per_example")]
+    if not rules or rules[0].clip is None:
         return (
             "no clipping",
             "the noise covers no bound, since no example's gradient is clipped: ε = ∞.",
         )
+    first, *rest = rules
     if first.rule != late.rule:
         return (
             "two bounds",
@@ -136,11 +132,12 @@ def _not_clipped(defense: Route, late: Declaration) -> Reason | None:
 
 
 def _no_noise(defense: Route, tap: str) -> Reason:
-    if any(part.says and part.says.noise for part in parts_before(defense, tap)):
+    rules = sum(parts_before(defense, tap), ())
+    if any(part.says and part.says.noise for part in rules):
         return (
             "noise without a bound",
-            f"the noise that {defense.name} adds is a fixed number for each coordinate, and nothing limits what one "
-            "example can change: ε = ∞.",
+            f"the noise that {defense.name} adds is a fixed number for each coordinate, and "
+            "nothing limits what one example can change: ε = ∞.",
         )
     return (
         "no noise before the tap",

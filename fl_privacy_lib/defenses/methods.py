@@ -4,21 +4,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from fl_privacy_lib._checks import in_range, one_of, positive
+from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.adaptive import (
-    AdaptiveClip,
-    AdaptiveNoise,
-    AdaptiveUpdate,
-    LargestNorm,
-    MedianNorm,
-    QuantileNorm,
-)
+from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise, AdaptiveUpdate
 from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Defense, PerExample, Then
+from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective
-
-PLACES = ("per_example", "per_batch", "per_client")
 
 
 def non_private() -> Defense:
@@ -39,9 +31,8 @@ def fed_sdp(
     ----------
     noise_at : {'client', 'server'}
         'client' fills per_client: types 0 and 1 read a noisy update. 'server' fills on_arrival:
-        what leaves the client is the raw update, so type 1, and a server that reads before it adds
-        noise, see it in clear. Neither touches ``example``: a type-2 adversary reads exactly what
-        it reads without any defence.
+        type 1, and a server that reads before it adds noise, see the update in clear. Neither
+        touches ``example``: a type-2 adversary reads what it reads without any defence.
     clip_norm : float, > 0, C, per tensor of the update
     noise_scale : float, ≥ 0, σ
     participants : int or None
@@ -55,11 +46,9 @@ def fed_sdp(
     Algorithm 1.
     """
     one_of(["client", "server"], noise_at=noise_at)
-    in_range(0, math.inf, noise_scale=noise_scale)
-    if participants is not None:
-        positive(participants=participants)
-    scale = 1.0 if participants is None else 1 / math.sqrt(participants)
-    stage = ClipAndNoiseUpdate(Clip(clip_norm), noise_scale, scale)
+    divisor = 1 if participants is None else participants
+    positive(participants=divisor)
+    stage = ClipAndNoiseUpdate(Clip(clip_norm), noise_scale, 1 / math.sqrt(divisor))
     if noise_at == "client":
         return Defense("fed_sdp_client", per_client=stage)
     return Defense("fed_sdp_server", on_arrival=stage)
@@ -73,7 +62,7 @@ def fed_cdp(
     noise_scale: float = 6.0,
     scope: str = "layer",
 ) -> Defense:
-    """Return Fed-CDP: every example's gradient is clipped, and noise is added in every local iteration.
+    """Return Fed-CDP: clip every example's gradient, and add noise in every local iteration.
 
     Parameters
     ----------
@@ -82,9 +71,8 @@ def fed_cdp(
         coded, and DP-SGD): the same adversary reads a clipped gradient *without noise*.
     divide_by : {'sqrt_batch', 'batch', 'none'} or None
         What divides σC on the batch mean, see `noise.mean_std`. None: 'sqrt_batch' at the example,
-        'batch' at the batch. The guarantee of the released model depends on this number and on the
-        clip alone, not on where the noise enters; the type-2 adversary's view depends on
-        `noise_at`.
+        'batch' at the batch. The guarantee of the released model depends only on this and on the
+        clip, not on where the noise enters.
     clip_norm : float, > 0, C
     noise_scale : float, ≥ 0, σ
     scope : {'layer', 'all'}
@@ -101,19 +89,25 @@ def fed_cdp(
     >>> fed_cdp("batch").per_example.noise_scale, fed_cdp("batch").per_batch.divide_by
     (0.0, 'batch')
     """
-    return _fed_cdp("fed_cdp", Clip(clip_norm, scope), noise_at, noise_scale, divide_by)
+    clip = Clip(clip_norm, scope)
+    noise = BatchNoise(clip, noise_scale)
+    return _noised_at(noise_at, "fed_cdp", PerExample(clip), noise, divide_by)
 
 
-def _fed_cdp(
-    name: str, clip: Clip, noise_at: str, noise_scale: float, divide_by: str | None
+def _noised_at(
+    noise_at: str,
+    name: str,
+    clip: PerExample | AdaptiveClip,
+    noise: BatchNoise | AdaptiveNoise,
+    divide_by: str | None,
 ) -> Defense:
+    """Return a defence that clips examples, with noise of σ there or at the batch."""
     one_of(["example", "batch"], noise_at=noise_at)
-    if noise_at == "example":
-        return Defense(
-            f"{name}_example", per_example=PerExample(clip, noise_scale, divide_by or "sqrt_batch")
-        )
-    noise = BatchNoise(clip, noise_scale, divide_by or "batch")
-    return Defense(f"{name}_batch", per_example=PerExample(clip), per_batch=noise)
+    name = f"{name}_{noise_at}"
+    if noise_at == "batch":
+        return Defense(name, clip, replace(noise, divide_by=divide_by or "batch"))
+    divide_by = divide_by or "sqrt_batch"
+    return Defense(name, replace(clip, noise_scale=noise.noise_scale, divide_by=divide_by))
 
 
 def fed_cdp_decay(
@@ -146,7 +140,8 @@ def fed_cdp_decay(
     [36.0, 24.0]
     """
     clip = DecayingClip(clip_norm, scope, end, rounds, kind, cycles)
-    return _fed_cdp("fed_cdp_decay", clip, noise_at, noise_scale, divide_by)
+    noise = BatchNoise(clip, noise_scale)
+    return _noised_at(noise_at, "fed_cdp_decay", PerExample(clip), noise, divide_by)
 
 
 def fed_alpha_cdp(
@@ -157,7 +152,7 @@ def fed_alpha_cdp(
     divide_by: str | None = None,
     scope: str = "layer",
 ) -> Defense:
-    """Return Fed-αCDP: clipped as in Fed-CDP, but the noise is scaled with the largest norm that is left.
+    """Return Fed-αCDP: clipped as Fed-CDP, with noise scaled by the largest norm that is left.
 
     Parameters
     ----------
@@ -209,15 +204,9 @@ def median_clipped(
     Guarantee: none. The bound is read off private data and shows in the noise, see `MedianNorm`.
     Source: Fed-CDP, section IV-C.
     """
-    one_of(["example", "batch"], noise_at=noise_at)
     rule = MedianNorm(scope)
-    if noise_at == "example":
-        return Defense(
-            "median_clip_example",
-            per_example=AdaptiveClip(rule, noise_scale, divide_by or "sqrt_batch"),
-        )
-    noise = AdaptiveNoise(rule, noise_scale, divide_by or "batch")
-    return Defense("median_clip_batch", per_example=AdaptiveClip(rule), per_batch=noise)
+    noise = AdaptiveNoise(rule, noise_scale)
+    return _noised_at(noise_at, "median_clip", AdaptiveClip(rule), noise, divide_by)
 
 
 def quantile_clipped(
@@ -230,7 +219,7 @@ def quantile_clipped(
     count_scale: float = 10.0,
     scope: str = "all",
 ) -> Defense:
-    """Return clipping at a quantile that is itself estimated privately, with noise scaled by the bound.
+    """Return clipping at a quantile that is itself estimated privately.
 
     Parameters
     ----------
@@ -251,13 +240,9 @@ def quantile_clipped(
     """
     one_of(["per_example", "per_client", "on_arrival"], at=at)
     rule = QuantileNorm(Clip(clip_norm, scope), target, rate, count_scale)
+    stages: dict[str, Any] = {at: AdaptiveUpdate(rule, noise_scale)}
     if at == "per_example":
-        stages: dict[str, Any] = {
-            "per_example": AdaptiveClip(rule),
-            "per_batch": AdaptiveNoise(rule, noise_scale),
-        }
-    else:
-        stages = {at: AdaptiveUpdate(rule, noise_scale)}
+        stages = {at: AdaptiveClip(rule), "per_batch": AdaptiveNoise(rule, noise_scale)}
     return Defense("quantile_clip", **stages, on_aggregate=rule, initial_state=rule.start)
 
 
@@ -269,20 +254,18 @@ def adaclip(
     scope: str = "all",
     **moments: float,
 ) -> Defense:
-    """Return AdaClip: coordinates are centred and scaled before clipping, by moments of the noisy means before.
+    """Return AdaClip: coordinates are centred and scaled by earlier moments before clipping.
 
     Parameters
     ----------
     clip_norm, scope : see `AdaClip`; the first iteration of a participation clips to C_0
-    noise_scale, divide_by : as in `fed_cdp`; the noise is on the batch mean, so a type-2 adversary
-        reads none
+    noise_scale, divide_by : as in `fed_cdp`, on the batch mean: a type-2 adversary reads none
     moments : mean_decay, spread_decay, floor, ceiling of `AdaClip`
 
     Notes
     -----
-    Guarantee: example level, that of a clip to norm 1 at twice the sensitivity, under both
-    relations, because of the centring. Source: Pichapati et al. (2019); σ and C_0 as in Fed-αCDP,
-    Table 10.
+    Guarantee: example level, of a clip to norm 1 at twice the sensitivity under both relations, for
+    the centring. Source: Pichapati et al. (2019); σ and C_0 as in Fed-αCDP, Table 10.
     """
     rule = AdaClip(clip_norm, scope, **moments)
     noise = AdaClipNoise(rule, noise_scale, divide_by)
@@ -291,15 +274,11 @@ def adaclip(
 
 def _after(defense: Defense | None, at: str, name: str, stage: Any) -> Defense:
     """Return a defence with one more rule behind what it has at a stage."""
+    one_of(["per_example", "per_batch", "per_client"], at=at)
     base = defense or non_private()
     here = getattr(base, at)
     filled: dict[str, Any] = {at: stage if here is None else Then(here, stage)}
     return replace(base, name=name if base == non_private() else f"{base.name}+{name}", **filled)
-
-
-def _leading(at: str) -> int:
-    one_of(PLACES, at=at)
-    return 2 if at == "per_example" else 1
 
 
 def pruned(
@@ -316,11 +295,12 @@ def pruned(
     Notes
     -----
     Guarantee: none of its own. After a noisy stage it is computed from what is released and costs
-    nothing. Of noisy examples that are pruned one by one, each is counted with its own noise alone:
-    their mean is no longer a mean plus the noise of them all. Source: Fed-αCDP, section 4.1 and
-    Fig. 3 (10 and 90 %); Fed-CDP, Fig. 5 (0 to 90 %).
+    nothing. Noisy examples that are pruned one by one are counted each with its noise alone: their
+    mean is no longer a mean plus noise. Source: Fed-αCDP, section 4.1 and Fig. 3 (10 and 90 %);
+    Fed-CDP, Fig. 5 (0 to 90 %).
     """
-    return _after(defense, at, "gradient_compression", Pruned(fraction, scope, _leading(at)))
+    leading = 2 if at == "per_example" else 1
+    return _after(defense, at, "gradient_compression", Pruned(fraction, scope, leading))
 
 
 def dssgd(
@@ -329,26 +309,23 @@ def dssgd(
     std: float = 0.0,
     at: str = "per_client",
     *,
-    limit: float | None = None,
     scope: str = "all",
     defense: Defense | None = None,
 ) -> Defense:
-    """Return distributed selective SGD: a random part of what passes a threshold is sent, with or without noise.
+    """Return distributed selective SGD: a random part of what passes a threshold is sent.
 
     Parameters
     ----------
-    share, threshold, std, limit, scope : see `Selective`
+    share, threshold, std, scope : see `Selective`
     at, defense : as in `pruned`
 
     Notes
     -----
-    Guarantee: none for an example or a client; Fed-αCDP says so of the noisy variant, too. Source:
-    Shokri and Shmatikov (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor
-    the noise.
+    Guarantee: none, as Fed-αCDP says of the noisy variant, too. Source: Shokri and Shmatikov
+    (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor the noise.
     """
-    return _after(
-        defense, at, "dssgd", Selective(share, threshold, std, limit, scope, _leading(at))
-    )
+    leading = 2 if at == "per_example" else 1
+    return _after(defense, at, "dssgd", Selective(share, threshold, std, scope, leading))
 
 
 def random_noise(
@@ -370,5 +347,4 @@ def random_noise(
     Guarantee: none, since nothing bounds what one example can change. Source: Fed-αCDP, section 4.2
     and Fig. 3, at 0.001 and 0.01.
     """
-    _leading(at)
     return _after(defense, at, "random_noise", RandomNoise(std, distribution))

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -10,6 +10,8 @@ from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.defenses.clipping import Gradient, scaled
 
 DIVISORS = ("sqrt_batch", "batch", "none")
+
+Draw = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # one client's row → noise like it
 
 
 def mean_std(noise_scale: float, bound: float, batch_size: int, divide_by: str) -> float:
@@ -33,15 +35,14 @@ def mean_std(noise_scale: float, bound: float, batch_size: int, divide_by: str) 
     [10.73, 4.8, 24.0]
     """
     one_of(DIVISORS, divide_by=divide_by)
-    return (
-        noise_scale
-        * bound
-        / {"sqrt_batch": math.sqrt(batch_size), "batch": batch_size, "none": 1}[divide_by]
-    )
+    if noise_scale == 0:
+        return 0.0  # also for a batch that has no size
+    divisors = {"sqrt_batch": math.sqrt(batch_size), "batch": batch_size, "none": 1}
+    return noise_scale * bound / divisors[divide_by]
 
 
 def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
-    """Return a generator that depends on the key alone: never on the order in which clients are simulated.
+    """Return a generator that depends on the key alone: not on the order of the simulation.
 
     Parameters
     ----------
@@ -52,12 +53,8 @@ def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def draws(
-    like: Gradient,
-    generators: Sequence[torch.Generator],
-    draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor],
-) -> Gradient:
-    """Return random tensors of the shapes of `like` [clients, …], each row drawn from its client's own generator.
+def draws(like: Gradient, generators: Sequence[torch.Generator], draw: Draw) -> Gradient:
+    """Return random tensors like `like` [clients, …], each row from its client's generator.
 
     Raises
     ------
@@ -67,8 +64,9 @@ def draws(
     clients = len(next(iter(like.values()))) if like else 0
     if len(generators) != clients:
         raise InputError(
-            f"noise for {clients} client(s) is asked of {len(generators)} generator(s): a stage's noiseless() form "
-            "must draw nothing, and where many clients share one generator a stage must draw for all of them at once."
+            f"noise for {clients} client(s) is asked of {len(generators)} generator(s): a stage's "
+            "noiseless() form must draw nothing, and where many clients share one generator a "
+            "stage must draw for all of them at once."
         )
     return {
         name: torch.stack([draw(row, g) for row, g in zip(tensor, generators, strict=True)])
@@ -82,11 +80,12 @@ def normal(row: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def laplace(row: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the Laplace distribution of mean 0 and variance 1, scale b = 1/√2, in the shape of a row."""
-    # a difference of two exponential draws: no logarithm that a uniform draw of 0 could make
-    # infinite
+    """Return Laplace draws of mean 0 and variance 1 (scale 1/√2), in the shape of a row."""
+    # a difference of two exponential draws: no uniform draw of 0 whose logarithm is infinite
     one, other = (
-        torch.empty(row.shape, device=row.device, dtype=row.dtype).exponential_(generator=generator)
+        torch.empty_like(row, memory_format=torch.contiguous_format).exponential_(
+            generator=generator
+        )
         for _ in range(2)
     )
     return (one - other) / math.sqrt(2)
@@ -94,34 +93,24 @@ def laplace(row: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def add_noise(
     values: Gradient,
-    std: float | Gradient,
+    std: float | Mapping[str, float | torch.Tensor],
     generators: Sequence[torch.Generator],
-    draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor] = normal,
+    draw: Draw = normal,
 ) -> Gradient:
-    """Return values plus independent noise in every coordinate.
+    """Return values plus independent noise in every coordinate, by default Gaussian.
 
     Parameters
     ----------
     values : tensors [clients, …]
     std : standard deviation, ≥ 0
-        A number for all; at 0 the values are returned as they are. Or tensors by the same names,
-        [clients] or of the values' own shape.
+        A number for all; at 0 the values are returned as they are. Or by the values' names numbers,
+        or tensors [clients] or of the values' own shape.
     generators : one for each client, in the order of the leading axis
     draw : the distribution, scaled to variance 1
     """
-    if not isinstance(std, dict):
+    if not isinstance(std, Mapping):
         if std == 0:
             return values
-        return {
-            name: values[name] + std * noise
-            for name, noise in draws(values, generators, draw).items()
-        }
+        std = dict.fromkeys(values, std)
     noise = scaled(draws(values, generators, draw), std)
     return {name: value + noise[name] for name, value in values.items()}
-
-
-def add_gaussian(
-    values: Gradient, std: float | Gradient, generators: Sequence[torch.Generator]
-) -> Gradient:
-    """Return values plus independent N(0, std²) in every coordinate; see `add_noise`."""
-    return add_noise(values, std, generators)

@@ -1,4 +1,4 @@
-"""Perturbed vectors: all coordinates under one ε (flat), or those of a random projection (compressed).
+"""Perturbed vectors: all coordinates under one ε, or those of a random projection.
 
 The mechanisms for one number, which both are built from, stand in `values` and are offered here as
 well.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import InputError, one_of, positive, whole_number
 from fl_privacy_lib.accounting.events import Floats
 from fl_privacy_lib.defenses.values import (
     OUTSIDE,
@@ -89,11 +89,11 @@ class Flat:
         positive(epsilon=self.epsilon)
         one_of(OUTSIDE, outside=self.outside)
         one_of(FLAT_READINGS, reading=self.reading)
-        if self.d < 1:
-            raise InputError(f"d = {self.d} must be at least 1: the number of coordinates.")
+        whole_number(1, d=self.d)
         if not self.scaled and self.mechanism in self._TOGETHER:
             raise InputError(
-                f"scaled = False: {self.mechanism.__name__} sends all coordinates and has no factor d."
+                f"scaled = False: {self.mechanism.__name__} sends all coordinates and has no "
+                "factor d."
             )
 
     @property
@@ -116,7 +116,7 @@ class Flat:
         return self.d / self.sampled if self.scaled else 1.0
 
     def __call__(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return perturbed vectors [n, d] for values [n, d], in their type; see `Perturbation` for errors."""
+        """Return perturbed vectors [n, d] for values [n, d], in their type."""
         if values.dim() != 2 or values.shape[1] != self.d:
             raise InputError(
                 f"values have shape {list(values.shape)}: give one row per client, [n, {self.d}]."
@@ -128,9 +128,8 @@ class Flat:
             )
         if self.sampled == self.d:
             return self.inner(values, generator)
-        columns = (
-            uniform(values, generator).topk(self.sampled, dim=1).indices
-        )  # [n, sampled], a uniform subset
+        # [n, sampled], a uniform subset
+        columns = uniform(values, generator).topk(self.sampled, dim=1).indices
         sent = self.inner(inside(values, self.outside).gather(1, columns), generator) * self.factor
         return torch.zeros_like(values).scatter(1, columns, sent.to(values.dtype))
 
@@ -150,9 +149,8 @@ class Flat:
             return self.factor * self.inner.output_bound()
         won, drawn, lost = self.weights()
         tie = self._tie_share
-        agreeing = (
-            math.comb(self.d - 1, self.d // 2) / 2**self.d
-        )  # Σ s_j v_j over the winning half, over 2^d
+        # Σ s_j v_j over the winning half, over 2^d
+        agreeing = math.comb(self.d - 1, self.d // 2) / 2**self.d
         return ((won + lost) * (1 - tie) / 2 + drawn * tie) / ((won - lost) * agreeing)
 
     def weights(self) -> tuple[float, float, float]:
@@ -165,7 +163,7 @@ class Flat:
         return 0.0 if self.d % 2 else math.comb(self.d, self.d // 2) / 2**self.d
 
     def _signs(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return Duchi's s [n, d] for values [n, d]: fair coins, kept as often as the weights say, then turned."""
+        """Return Duchi's s [n, d] for values [n, d], by rejection from fair coins."""
         won, drawn, lost = self.weights()
         rounded = torch.where(uniform(values, generator) < (1 + values) / 2, 1, -1)  # v
         mean = (won + lost) / 2  # of an s and its opposite
@@ -188,28 +186,24 @@ class Flat:
         return rounded * agree
 
 
-def random_projection(
-    d: int, q: int, generator: torch.Generator, variance: float | None = None
-) -> torch.Tensor:
-    """Return a public matrix [q, d] of independent N(0, variance).
+def random_projection(d: int, q: int, generator: torch.Generator) -> torch.Tensor:
+    """Return a public matrix [q, d] of independent N(0, 1/q).
+
+    This variance keeps a vector's expected squared length; the paper's is lost.
 
     Parameters
     ----------
     d, q : int, 1 ≤ q ≤ d
-    variance : float or None
-        None: 1/q, which keeps a vector's expected squared length; the paper's is lost.
     """
     if not 1 <= q <= d:
         raise InputError(f"q = {q} must lie between 1 and d = {d}: the number of coordinates kept.")
-    if variance is not None:
-        positive(variance=variance)
-    drawn = torch.randn(q, d, generator=generator, device=generator.device, dtype=torch.float64)
-    return drawn * math.sqrt(1 / q if variance is None else variance)
+    matrix = torch.randn(q, d, generator=generator, device=generator.device, dtype=torch.float64)
+    return matrix * math.sqrt(1 / q)
 
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """Project d coordinates to q, perturb those, and map back with the pseudo-inverse at the server.
+    """Project d coordinates to q, perturb those, and map back with the pseudo-inverse.
 
     Parameters
     ----------
@@ -232,7 +226,8 @@ class Compressed:
         shape = list(self.projection.shape)
         if len(shape) != 2 or shape[0] != self.inner.d:
             raise InputError(
-                f"projection has shape {shape}: it needs as many rows as the inner d = {self.inner.d}."
+                f"projection has shape {shape}: it needs as many rows as the inner d = "
+                f"{self.inner.d}."
             )
 
     @cached_property
@@ -249,5 +244,5 @@ class Compressed:
         return reports @ self.inverse.to(reports).T
 
     def __call__(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return recovered vectors [n, d]; their mean is what the server recovers from the mean report."""
+        """Return recovered vectors [n, d]; their mean is recovered from the mean report."""
         return self.recover(self.reports(values, generator))

@@ -1,4 +1,4 @@
-"""The route of a gradient: five stages that a defence may fill, five taps where an adversary may read.
+"""The route of a gradient: five stages for a defence to fill, five taps for an adversary to read.
 
     example ──▶ batch ──▶ update ──▶ received ──▶ aggregate        taps, each after its stage
     per_example per_batch per_client on_arrival   on_aggregate     stages
@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_privacy_lib._checks import InputError, in_range, one_of
+from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.events import Event
-from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms, scaled
-from fl_privacy_lib.defenses.events import Holding, events
-from fl_privacy_lib.defenses.noise import DIVISORS, add_gaussian, mean_std
+from fl_privacy_lib.defenses.adaptive import BatchStage, ExampleStage, UpdateStage
+from fl_privacy_lib.defenses.clipping import Clip, Gradient
+from fl_privacy_lib.defenses.events import events
+from fl_privacy_lib.defenses.holding import Holding
+from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.rules import FixedBound
 from fl_privacy_lib.defenses.stage import (
     STAGES,
     TAPS,
@@ -25,7 +28,6 @@ from fl_privacy_lib.defenses.stage import (
     ClientContext,
     Context,
     Declaration,
-    Noise,
     Part,
     Stage,
     parts,
@@ -48,9 +50,24 @@ __all__ = [
 ]
 
 
+class _FixedClip:
+    """What the stages with a clip share: its bound is the rule."""
+
+    clip: Clip | None
+
+    @property
+    def rule(self) -> FixedBound:
+        """The clip as a rule."""
+        return FixedBound(self.clip)
+
+    def noiseless(self) -> Any:
+        """Return the same clip, without noise."""
+        return replace(self, noise_scale=0.0)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class PerExample(Stage):
-    """The per-example stage, as data: an engine may fuse it, a tap runs it on materialised gradients.
+class PerExample(_FixedClip, ExampleStage):
+    """The per-example stage as data: an engine may fuse it, a tap runs it on whole gradients.
 
     Parameters
     ----------
@@ -65,21 +82,11 @@ class PerExample(Stage):
     divide_by: str = "sqrt_batch"
 
     def __post_init__(self) -> None:
-        in_range(0, float("inf"), noise_scale=self.noise_scale)
-        one_of(DIVISORS, divide_by=self.divide_by)
+        super().__post_init__()
         if self.noise_scale and self.clip is None:
             raise InputError(
                 f"noise_scale = {self.noise_scale} needs a bound to scale with: give a clip."
             )
-
-    def declare(self) -> Declaration:
-        """Return the clip and the noise per example."""
-        noise = Noise(self.noise_scale, divide_by=self.divide_by) if self.noise_scale else None
-        return Declaration(self.clip, noise)
-
-    def noiseless(self) -> "PerExample":
-        """Return the clip alone."""
-        return replace(self, noise_scale=0.0)
 
     def example_std(self, batch_size: int, round: int = 0) -> float:
         """Return the noise's standard deviation per coordinate of one example's gradient.
@@ -88,77 +95,39 @@ class PerExample(Stage):
         """
         if self.clip is None or not self.noise_scale:
             return 0.0
-        return (
-            mean_std(self.noise_scale, self.clip.bound(round), batch_size, self.divide_by)
-            * batch_size**0.5
-        )
-
-    def __call__(self, gradients: Gradient, ctx: ClientContext) -> Gradient:
-        """Return example gradients [clients, batch, …] clipped and noised one by one."""
-        if self.clip is None:
-            return gradients
-        norms = ctx.norms if ctx.norms is not None else layer_norms(gradients, leading=2)
-        clipped = scaled(gradients, self.clip.factors(norms, ctx.round))
-        return add_gaussian(clipped, self.example_std(ctx.batch_size, ctx.round), ctx.generators)
+        bound = self.clip.bound(round)
+        return mean_std(self.noise_scale, bound, batch_size, self.divide_by) * batch_size**0.5
 
 
 @dataclass(frozen=True)
-class BatchNoise(Stage):
-    """Noise on the batch mean, scaled with a clipping bound that the per-example stage has enforced."""
+class BatchNoise(_FixedClip, BatchStage):
+    """Noise on the batch mean, scaled with the bound that the per-example stage has enforced.
+
+    Parameters
+    ----------
+    clip : Clip
+    noise_scale : float, ≥ 0, σ
+    divide_by : {'sqrt_batch', 'batch', 'none'}, see `mean_std`
+    """
 
     clip: Clip
     noise_scale: float
     divide_by: str = "batch"
 
-    def __post_init__(self) -> None:
-        in_range(0, float("inf"), noise_scale=self.noise_scale)
-        one_of(DIVISORS, divide_by=self.divide_by)
-
-    def declare(self) -> Declaration:
-        """Return the noise, and the bound that it is scaled with."""
-        return Declaration(
-            self.clip,
-            Noise(self.noise_scale, divide_by=self.divide_by) if self.noise_scale else None,
-        )
-
-    def noiseless(self) -> "BatchNoise":
-        """Return the stage that adds nothing."""
-        return replace(self, noise_scale=0.0)
-
-    def __call__(self, values: Gradient, ctx: ClientContext) -> Gradient:
-        """Return batch means [clients, …] with noise of `mean_std`."""
-        std = mean_std(self.noise_scale, self.clip.bound(ctx.round), ctx.batch_size, self.divide_by)
-        return add_gaussian(values, std, ctx.generators)
-
 
 @dataclass(frozen=True)
-class ClipAndNoiseUpdate(Stage):
-    """Clip every client's update and add noise of standard deviation σC·scale per coordinate."""
+class ClipAndNoiseUpdate(_FixedClip, UpdateStage):
+    """Clip every client's update and add noise of standard deviation σC·scale per coordinate.
+
+    Parameters
+    ----------
+    clip : Clip
+    noise_scale, scale : float, ≥ 0
+    """
 
     clip: Clip
     noise_scale: float
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        in_range(0, float("inf"), noise_scale=self.noise_scale, scale=self.scale)
-
-    def declare(self) -> Declaration:
-        """Return the clip and the noise of an update."""
-        noise = (
-            Noise(self.noise_scale, factor=self.scale) if self.noise_scale * self.scale else None
-        )
-        return Declaration(self.clip, noise)
-
-    def noiseless(self) -> "ClipAndNoiseUpdate":
-        """Return the clip alone."""
-        return replace(self, noise_scale=0.0)
-
-    def __call__(self, values: Gradient, ctx: Context) -> Gradient:
-        """Return updates [clients, …], clipped and noised."""
-        clipped = self.clip(values, leading=1, round=ctx.round)
-        return add_gaussian(
-            clipped, self.noise_scale * self.clip.bound(ctx.round) * self.scale, ctx.generators
-        )
 
 
 @dataclass(frozen=True)
@@ -170,10 +139,9 @@ class Then(Stage):
 
     def parts(self) -> tuple[Stage, ...]:
         """Return all rules at this place, in their order."""
-        return tuple(
-            part for stage in (self.first, self.then)
-            for part in (stage.parts() if isinstance(stage, Stage) else (stage,))
-        )  # fmt: skip
+        stages = (self.first, self.then)
+        rules = [stage.parts() if isinstance(stage, Stage) else (stage,) for stage in stages]
+        return (*rules[0], *rules[1])
 
     def declare(self) -> Declaration:
         """Refuse: who counts has to look at the parts."""
@@ -237,7 +205,7 @@ class Defense:
         return example, self.apply("per_batch", mean, ctx)
 
     def reach(self, tap: str, gradients: Gradient, ctx: ClientContext, step: float) -> Gradient:
-        """Return what example gradients become until a tap at a client or on arrival, in one local iteration.
+        """Return what example gradients become until a tap, in one local iteration.
 
         Parameters
         ----------
@@ -285,7 +253,7 @@ class Defense:
         return {place: getattr(self, place) for place in STAGES if getattr(self, place) is not None}
 
     def events(self, plan: Plan, holding: Holding, **reading: Any) -> tuple[Event, ...]:
-        """Return the accounting events of this defence under a plan; see `fl_privacy_lib.defenses.events.events`."""
+        """Return the accounting events of this defence under a plan; see `events.events`."""
         return events(self, plan, holding, **reading)
 
     def describe(self) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""Which one dimension a client speaks of: FedSel's three private selections, and two that are not private.
+"""Private selection of one coordinate per client: FedSel's three, and two that are not private.
 
-Every distribution here depends on a dimension's *rank* among the scores alone, equal scores being
-ranked at random. So a draw has two steps: how important the dimension shall be, then which one it
+Every distribution here depends only on a dimension's *rank* among the scores, equal scores being
+ranked at random. So a draw has two steps: first how important the dimension is, then which one it
 is. The distributions are those of real numbers: a draw of 53 bits cannot show probabilities below
 2⁻⁵³.
 """
@@ -22,32 +22,25 @@ from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole
 from fl_privacy_lib.accounting.events import Floats
 
 CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
-LARGEST_EPSILON = (
-    500.0  # beyond it e^-ε is no number, and a distribution would read as if it hid nothing
-)
+LARGEST_EPSILON = 500.0  # beyond it e^-ε vanishes, and a distribution would seem to hide nothing
 READINGS = ("e_eps", "e_half_eps", "calibrated")
 
 
 class Selection:
-    """What all selections share: ``select(scores, generator)`` and the distribution it draws from."""
+    """What all selections share: ``select(scores, generator)`` and its distribution."""
 
     name: ClassVar[str]
+    epsilon: float
 
     def rank_probabilities(self, d: int) -> Floats:
-        """Return P(the dimension of rank 1, …, d is chosen), and last P(none): float64 [d + 1]; d is the largest."""
-        raise NotImplementedError
-
-    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
-        """Return P(dimension 1, …, d is chosen) for one input, and last P(none): float64 [d + 1].
-
-        What is ``given`` [d] is what the selection sees of a client: for `Exponential` the ranks, a
-        permutation of 1, …, d; for the top-k selections the status, 1 for the k largest scores and
-        0 for the others.
-        """
+        """Return P(rank 1 is chosen), …, P(rank d, the largest), P(none): float64 [d + 1]."""
         raise NotImplementedError
 
     def probabilities_given(self, scores: npt.ArrayLike) -> Floats:
-        """Return the probabilities for scores [d]; equal scores share those of their ranks."""
+        """Return P(dimension 1 is chosen), …, P(dimension d), P(none) for scores [d]: [d + 1].
+
+        Equal scores share the probabilities of their ranks.
+        """
         values = np.asarray(scores, dtype=float)
         by_rank = self.rank_probabilities(len(values))
         _, level, size = np.unique(values, return_inverse=True, return_counts=True)
@@ -59,19 +52,21 @@ class Selection:
 
         Parameters
         ----------
-        scores : [n, d], else InputError: finite; the larger, the more important (FedSel: |residual
-            + gradient|)
+        scores : [n, d], finite
+            The larger, the more important (FedSel: |residual + gradient|).
         generator : on the scores' device
+
+        Raises
+        ------
+        InputError
+            If the scores have another shape or hold a number that cannot be ranked.
         """
         n, d = _shape(scores)
         distribution = self.rank_probabilities(d)
         draws = torch.rand(2, n, generator=generator, device=scores.device, dtype=torch.float64)
-        chosen = torch.empty(n, dtype=torch.int64, device=scores.device)
-        step = max(1, CELLS // d)
-        for start in range(0, n, step):
-            rows = slice(start, start + step)
-            chosen[rows] = self._pick(scores[rows], distribution, draws[0, rows], draws[1, rows])
-        return chosen
+        rows = max(1, CELLS // d)
+        pieces = zip(scores.split(rows), draws.split(rows, dim=1), strict=True)
+        return torch.cat([self._pick(piece, distribution, *pair) for piece, pair in pieces])
 
     def _pick(
         self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
@@ -94,7 +89,7 @@ class Exponential(Selection):
 
     Examples
     --------
-    >>> Exponential(1.0).probabilities([1, 3, 2], d=3).round(3)
+    >>> Exponential(1.0).probabilities_given([1, 3, 2]).round(3)
     array([0.186, 0.506, 0.307, 0.   ])
     """
 
@@ -110,16 +105,6 @@ class Exponential(Selection):
         weights = np.exp(self.epsilon * (np.arange(1, d + 1) - d) / (d - 1))
         return np.append(weights / weights.sum(), 0.0)
 
-    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
-        """Return the distribution for ranks [d]; see `Selection.probabilities`."""
-        ranks = np.asarray(given)
-        by_rank = self.rank_probabilities(d)
-        if not np.array_equal(np.sort(ranks), np.arange(1, d + 1)):
-            raise InputError(
-                f"the ranks must be a permutation of 1, …, {d}: use probabilities_given where scores are equal."
-            )
-        return np.append(by_rank[ranks - 1], 0.0)
-
     def _pick(
         self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
     ) -> torch.Tensor:
@@ -130,7 +115,7 @@ class Exponential(Selection):
 
 
 class _Group(Selection):
-    """A selection that tells the k largest scores from the others and makes no difference within either."""
+    """A selection that tells only the k largest scores from the others."""
 
     k: int
 
@@ -144,29 +129,15 @@ class _Group(Selection):
         top, other, none = self._group_probabilities(d)
         return np.concatenate([np.full(d - self.k, other), np.full(self.k, top), [none]])
 
-    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
-        """Return the distribution for a status [d] with k ones; see `Selection.probabilities`."""
-        status = np.asarray(given)
-        _check_dimensions(d, self.k)
-        if status.shape != (d,) or not np.isin(status, (0, 1)).all() or status.sum() != self.k:
-            raise InputError(
-                f"the status must have d = {d} entries, k = {self.k} of them 1 and the others 0."
-            )
-        top, other, none = self._group_probabilities(d)
-        return np.append(np.where(status == 1, top, other), none)
-
     def _pick(
         self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
     ) -> torch.Tensor:
         d, k = scores.shape[1], self.k
         none, other = distribution[-1], float((d - k) * distribution[0])
-        outside = (first >= none) & (
-            first < none + other
-        )  # [n]: the chosen one is not in the top k
+        outside = (first >= none) & (first < none + other)  # [n]: not among the top k
         edge = _ascending(scores)[:, d - k : d - k + 1]  # [n, 1], the smallest score of the top k
-        clear = torch.where(
-            outside[:, None], scores < edge, scores > edge
-        )  # in the group whatever the order of ties
+        # in the group whatever the order of ties
+        clear = torch.where(outside[:, None], scores < edge, scores > edge)
         size = torch.where(outside, d - k, k)
         place, settled = second * size, clear.sum(1)
         tied = place >= settled
@@ -177,12 +148,13 @@ class _Group(Selection):
 
 @dataclass(frozen=True)
 class PerturbedEncoding(_Group):
-    """PE: every bit of the top-k status kept with probability p, then one of the ones; none if there is no one.
+    """PE: keep every bit of the top-k status with probability p, then choose one of the ones.
 
     Parameters
     ----------
     epsilon : float, in (0, 500]
-    k : int, ≥ 1; the same for all clients, as P(none) shows the number of ones
+    k : int, ≥ 1
+        The same for all clients, as P(none) shows the number of ones.
     reading : {'calibrated', 'e_eps', 'e_half_eps'}
         'calibrated': the p with which the mechanism is exactly ε-LDP for the given d and k. The
         paper's p is lost; the other two read it as e^ε/(1 + e^ε), or e^{ε/2}/(1 + e^{ε/2}).
@@ -196,7 +168,7 @@ class PerturbedEncoding(_Group):
 
     Examples
     --------
-    >>> PerturbedEncoding(1.0, k=1, reading="e_eps").probabilities([1, 0], d=2).round(4)
+    >>> PerturbedEncoding(1.0, k=1, reading="e_eps").probabilities_given([1, 0]).round(4)
     array([0.6328, 0.1706, 0.1966])
     >>> round(PerturbedEncoding(1.0, k=12).keep_probability(123), 4)
     0.7287
@@ -241,7 +213,7 @@ class PerturbedSampling(_Group):
 
     Examples
     --------
-    >>> PerturbedSampling(1.0, k=1).probabilities([1, 0, 0], d=3).round(3)
+    >>> PerturbedSampling(1.0, k=1).probabilities_given([1, 0, 0]).round(3)
     array([0.576, 0.212, 0.212, 0.   ])
     """
 
@@ -265,7 +237,7 @@ class TopK(_Group):
 
     k: int
     name: ClassVar[str] = "top_k"
-    epsilon: ClassVar[float] = math.inf
+    epsilon: ClassVar[float] = math.inf  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         whole_number(1, k=self.k)
@@ -276,19 +248,18 @@ class TopK(_Group):
 
 @dataclass(frozen=True)
 class RandomChoice(Selection):
-    """Uniform in all dimensions: it tells nothing. Source: FedSel, Section 5.2, NP-RS, without its factor d."""
+    """Uniform in all dimensions: it reveals nothing.
+
+    Source: FedSel, Section 5.2, NP-RS, without its factor d.
+    """
 
     name: ClassVar[str] = "random"
-    epsilon: ClassVar[float] = 0.0
+    epsilon: ClassVar[float] = 0.0  # type: ignore[misc]
 
     def rank_probabilities(self, d: int) -> Floats:
         """Return the distribution by rank; see `Selection.rank_probabilities`."""
         _check_dimensions(d)
         return np.append(np.full(d, 1 / d), 0.0)
-
-    def probabilities(self, given: npt.ArrayLike, d: int) -> Floats:
-        """Return the distribution, the same for every input; see `Selection.probabilities`."""
-        return self.rank_probabilities(d)
 
     def _pick(
         self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
@@ -302,24 +273,24 @@ def _ascending(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _one_of(mask: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Return one of the true columns [n] of mask [n, d]: the first at a draw of 0, the last towards 1."""
+    """Return one of the true columns [n] of mask [n, d], later ones at larger draws."""
     count = mask.cumsum(1, dtype=torch.int32)
-    place = torch.minimum(
-        (draws * count[:, -1]).int() + 1, count[:, -1]
-    )  # rounding may not step past the last
+    # rounding may not step past the last
+    place = torch.minimum((draws * count[:, -1]).int() + 1, count[:, -1])
     return torch.searchsorted(count, place[:, None])[:, 0]
 
 
 def _mean_inverse(ones: int, zeros: int, flip: float) -> float:
-    """Return E[1/(1 + W)] for W = the ones and zeros that are one after each is flipped with probability flip."""
-    kept = binom.pmf(np.arange(ones + 1), ones, flip)[::-1]
-    lit = binom.pmf(np.arange(zeros + 1), zeros, flip)
-    return float(np.convolve(kept, lit) @ (1 / np.arange(1, ones + zeros + 2)))
+    """Return E[1/(1 + W)] for W ones after flipping each bit with probability flip."""
+    still_one = binom.pmf(np.arange(ones + 1), ones, flip)[::-1]
+    now_one = binom.pmf(np.arange(zeros + 1), zeros, flip)
+    return float(np.convolve(still_one, now_one) @ (1 / np.arange(1, ones + zeros + 2)))
 
 
 @lru_cache(maxsize=1024)
 def _encoding_probabilities(log_odds: float, k: int, d: int) -> tuple[float, float, float]:
-    """Return PE's P(j) for a j in the top k, for another j, and P(none); the own bit is one, then W compete."""
+    """Return PE's P(j) for a j in the top k, for another j, and P(none)."""
+    # j is chosen if its bit is one after the flips, and then against the W others that are one
     keep, flip = float(expit(log_odds)), float(expit(-log_odds))
     top = keep * _mean_inverse(k - 1, d - k, flip)
     other = flip * _mean_inverse(k, d - k - 1, flip) if k < d else 0.0
@@ -332,7 +303,8 @@ def _calibrated(epsilon: float, k: int, d: int) -> float:
     _check_dimensions(d, k)
     if k == d:
         raise InputError(
-            f"k = d = {d} puts every dimension into the top k, which tells nothing: choose a smaller k."
+            f"k = d = {d} puts every dimension into the top k, which tells nothing: choose a "
+            "smaller k."
         )
 
     def excess(log_odds: float) -> float:
@@ -366,7 +338,8 @@ def _shape(scores: torch.Tensor) -> tuple[int, int]:
     if not good.all():
         row, column = (~good).nonzero()[0].tolist()
         raise InputError(
-            f"scores[{row}, {column}] = {scores[row, column].item()} cannot be ranked: the training has diverged or "
-            "the data hold such a value; lower the learning rate or mend the data."
+            f"scores[{row}, {column}] = {scores[row, column].item()} cannot be ranked: the "
+            "training "
+            "has diverged or the data hold such a value; lower the learning rate or mend the data."
         )
     return scores.shape[0], scores.shape[1]

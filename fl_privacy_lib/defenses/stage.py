@@ -23,7 +23,9 @@ LEVELS = ("bound", "l2_max", "median", "fixed")
 
 @dataclass
 class Context:
-    """What a stage may use besides the values. At the server it holds no examples: nothing can leak by accident.
+    """What a stage may use besides the values.
+
+    At the server it holds no examples: nothing can leak by accident.
 
     Attributes
     ----------
@@ -45,13 +47,13 @@ class Context:
     reports: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def report(self, name: str, value: torch.Tensor) -> None:
-        """Add a side value to the sum that ``on_aggregate`` reads. It is a release of its own: count it."""
+        """Add a side value, a release to be counted, to the sum that ``on_aggregate`` reads."""
         self.reports[name] = self.reports.get(name, torch.zeros_like(value)) + value
 
 
 @dataclass
 class ClientContext(Context):
-    """A context at the client: it knows the iteration, the model, the examples and their gradients' norms."""
+    """A context at the client: it also knows the model, the examples and their norms."""
 
     iteration: int = 0
     batch_size: int = 0
@@ -92,7 +94,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a stage says of itself. An empty declaration says: it clips nothing, and draws nothing to hide behind.
+    """What a stage says of itself; an empty one: it clips nothing and adds no noise.
 
     Parameters
     ----------
@@ -119,6 +121,10 @@ class Declaration:
     count_scale: float | None = None
     local: tuple[Any, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if self.noise is not None and not self.noise.scale * self.noise.factor:
+            object.__setattr__(self, "noise", None)  # noise of scale 0 is none
+
 
 class Stage(ABC):
     """A rule at one of the five places of the route: ``stage(values, ctx) -> values``.
@@ -141,7 +147,7 @@ class Stage(ABC):
 
     @abstractmethod
     def noiseless(self) -> "Stage":
-        """Return the same rule without its noise: what an adaptive attacker replays. It must draw nothing."""
+        """Return the same rule without its noise, for an attacker's replay: it draws nothing."""
 
     def parts(self) -> tuple["Stage", ...]:
         """Return the rules that it consists of, in their order."""
@@ -180,20 +186,21 @@ def without_noise(stage: Any, place: str) -> Stage:
     if not _speaks(stage, "noiseless"):
         raise InputError(
             f"{place} = {_name(stage)} does not say what it is without its noise: derive it from "
-            "fl_privacy_lib.defenses.Stage (or Transformation, if it draws nothing) and define noiseless()."
+            "fl_privacy_lib.defenses.Stage (or Transformation, if it draws nothing) and define "
+            "noiseless()."
         )
     return stage.noiseless()
 
 
 def _speaks(stage: Any, method: str) -> bool:
-    """Return whether a stage's method speaks for its own ``__call__`` and not for that of a base class."""
+    """Return whether a stage's method describes its ``__call__``, not that of a base class."""
     if not isinstance(stage, Stage):
         return False
     line = [c for c in type(stage).__mro__ if c is not Stage]
-    says = next((i for i, c in enumerate(line) if method in vars(c)), len(line))
-    acts = next((i for i, c in enumerate(line) if "__call__" in vars(c)), len(line))
-    spoke_of_another = any("__call__" in vars(c) for c in line[says:])
-    return says <= acts or not spoke_of_another
+    acts = [i for i, c in enumerate(line) if "__call__" in vars(c)]
+    says = [i for i, c in enumerate(line) if method in vars(c)]
+    # what a base says of the one __call__ there is, it says of this one
+    return len(acts) == 1 or (bool(says) and says[0] <= acts[0])
 
 
 def _name(stage: Any) -> str:
@@ -201,7 +208,7 @@ def _name(stage: Any) -> str:
 
 
 class Part(NamedTuple):
-    """One rule of a defence: its place, its class's name, and what it says of itself (None: nothing)."""
+    """One rule of a defence: its place, its class, its declaration (None: it has none)."""
 
     place: str
     name: str

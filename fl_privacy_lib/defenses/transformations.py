@@ -1,4 +1,4 @@
-"""Transformations of a gradient that hide without a guarantee: pruning, selective sharing, noise of a fixed size.
+"""Transformations that hide without a guarantee: pruning, selective sharing, noise of fixed size.
 
 Each is a stage that can stand at the example, the batch or the update, alone or after another rule
 (`route.Then`). None bounds what one example can change, so alone none has an ε, whatever noise it
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fl_privacy_lib._checks import in_range, one_of, positive
+from fl_privacy_lib._checks import in_range, one_of
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import add_noise, draws, laplace, normal
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage, Transformation
@@ -21,7 +21,7 @@ DISTRIBUTIONS = {"gaussian": normal, "laplace": laplace}
 
 
 def part(fraction: float, size: int) -> int:
-    """Return ⌊fraction · size⌋, of the number that was written down: rounding takes 0.29 · 100 for less than 29."""
+    """Return ⌊fraction · size⌋ for the decimal as written: 0.29 · 100 is 29, not 28.999…."""
     return math.floor(fraction * size * (1 + 1e-12))
 
 
@@ -53,9 +53,7 @@ def largest(scores: Gradient, keep: Callable[[int], int], scope: str, leading: i
 def _top(flat: torch.Tensor, keep: Callable[[int], int]) -> torch.Tensor:
     # unsorted: seven times as fast as a sort, which an attacker's replay would pay at every step
     chosen = flat.topk(keep(flat.shape[-1]), dim=-1, sorted=False).indices
-    return torch.zeros_like(flat, dtype=torch.bool).scatter(
-        -1, chosen, torch.ones_like(chosen, dtype=torch.bool)
-    )
+    return torch.zeros_like(flat, dtype=torch.bool).scatter(-1, chosen, True)
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class RandomNoise(Stage):
 
     def declare(self) -> Declaration:
         """Return the noise, which no bound goes with."""
-        return Declaration(noise=Noise(self.std, "fixed") if self.std else None)
+        return Declaration(noise=Noise(self.std, "fixed"))
 
     def noiseless(self) -> "RandomNoise":
         """Return the stage that adds nothing."""
@@ -150,7 +148,6 @@ class Selective(Stage):
     threshold : float, ≥ 0, τ; a coordinate passes with |g| > τ, in units of what stands at this
         stage
     std : float, ≥ 0, standard deviation of Laplace noise on each coordinate that is shared; 0: none
-    limit : float or None, > 0, γ; what is shared is cut to [−γ, γ], after the noise
     scope : {'all', 'layer'}, what n counts
     leading : int, as in `Pruned`
 
@@ -165,7 +162,6 @@ class Selective(Stage):
     share: float = 0.1
     threshold: float = 0.0
     std: float = 0.0
-    limit: float | None = None
     scope: str = "all"
     leading: int = 1
 
@@ -173,17 +169,13 @@ class Selective(Stage):
         in_range(0, 1, share=self.share)
         in_range(0, math.inf, threshold=self.threshold, std=self.std)
         one_of(["all", "layer"], scope=self.scope)
-        if self.limit is not None:
-            positive(limit=self.limit)
 
     def declare(self) -> Declaration:
-        """Return the noise, which no bound goes with; without it a clipped gradient stays within its bound."""
-        return Declaration(
-            noise=Noise(self.std, "fixed") if self.std else None, shrinks=self.std == 0
-        )
+        """Return the noise, which no bound goes with; without it, nothing grows."""
+        return Declaration(noise=Noise(self.std, "fixed"), shrinks=self.std == 0)
 
     def noiseless(self) -> "Selective":
-        """Return the same sharing without noise; a replay, which has no generators, does not draw the share either."""
+        """Return the same sharing without noise; a replay without generators draws no share."""
         return replace(self, std=0.0)
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
@@ -195,8 +187,6 @@ class Selective(Stage):
             first = largest(lots, lambda n: part(self.share, n), self.scope, self.leading)
             shared = {name: shared[name] & first[name] for name in shared}
         sent = add_noise(gradients, self.std, ctx.generators, laplace)
-        if self.limit is not None:
-            sent = {name: s.clamp(-self.limit, self.limit) for name, s in sent.items()}
         return {name: torch.where(shared[name], s, 0.0) for name, s in sent.items()}
 
 

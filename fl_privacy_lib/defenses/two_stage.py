@@ -1,4 +1,4 @@
-"""Two-stage local privacy: each client says which coordinate, privately, and then its value, privately.
+"""Two-stage local privacy: each client privately selects a coordinate, then perturbs its value.
 
 `TwoStage` and `Perturbed` are ``per_client`` stages over any number of clients at once. How a
 coordinate is selected and how a value is perturbed are mechanisms of their own (`selection`,
@@ -26,12 +26,13 @@ Perturb = Callable[
 
 
 class _Report(Stage):
-    """What the locally private stages share: what is sent is drawn, so no form of them is without noise."""
+    """What the locally private stages share: they have no form without noise."""
 
     def noiseless(self) -> Stage:
         """Refuse, in one sentence."""
         raise InputError(
-            f"{type(self).__name__} draws what it sends and has no form without noise: an attacker that replays it "
+            f"{type(self).__name__} draws what it sends and has no form without noise: an attacker "
+            "that replays it "
             "needs another arm (a naive one, or one that learns)."
         )
 
@@ -86,14 +87,12 @@ class TwoStage(_Report):
 
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …] with one coordinate each, over all tensors together."""
-        gathered = _flat(values)  # [n, d]
-        memory, ids = (
-            self._kept(ctx, gathered),
-            torch.as_tensor(ctx.clients, device=gathered.device),
-        )
+        gathered = _flatten(values)  # [n, d]
+        memory = self._memory(ctx, gathered)
+        ids = torch.as_tensor(ctx.clients, device=gathered.device)
         if memory:
             gathered += memory["residual"][ids]
-        chosen = _drawn(self.select, gathered.abs(), ctx.generators)  # [n]
+        chosen = _draw(self.select, gathered.abs(), ctx.generators)  # [n]
         sends, at = chosen >= 0, chosen.clamp_min(0)[:, None]
         value = gathered.gather(1, at)[:, 0]  # [n]
         if memory:
@@ -102,25 +101,21 @@ class TwoStage(_Report):
             gathered[sends] = gathered[sends].scatter(1, at[sends], 0.0)
             memory["residual"][ids] = gathered
         if self.perturb is not None:
-            value = _drawn(self.perturb, value.clamp(-1, 1), ctx.generators)
+            value = _draw(self.perturb, value.clamp(-1, 1), ctx.generators)
         sent = torch.where(sends, self.scale * value, 0.0)
-        return _shaped(torch.zeros_like(gathered).scatter(1, at, sent[:, None]), values)
+        return _unflatten(torch.zeros_like(gathered).scatter(1, at, sent[:, None]), values)
 
-    def _kept(self, ctx: Context, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _memory(self, ctx: Context, like: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the memory of all clients, each tensor [K, d], made at the first call."""
         if self.clients is None:
             return {}
-        if "residual" not in ctx.state:
-            ctx.state.update(
-                {
-                    name: like.new_zeros(self.clients, like.shape[1])
-                    for name in ("residual", "momentum")
-                }
-            )
         if max(ctx.clients) >= self.clients:
             raise InputError(
                 f"client {max(ctx.clients)} takes part, but the stage has clients = {self.clients}."
             )
+        for name in ("residual", "momentum"):
+            if name not in ctx.state:
+                ctx.state[name] = like.new_zeros(self.clients, like.shape[1])
         return ctx.state
 
 
@@ -141,11 +136,13 @@ class Perturbed(_Report):
 
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …], all tensors perturbed together as one vector."""
-        return _shaped(_drawn(self.perturb, _flat(values).clamp(-1, 1), ctx.generators), values)
+        return _unflatten(
+            _draw(self.perturb, _flatten(values).clamp(-1, 1), ctx.generators), values
+        )
 
 
 def local_privacy(name: str, stage: TwoStage | Perturbed) -> Defense:
-    """Return the defence whose clients perturb their own update, with a memory that begins empty."""
+    """Return the defence whose clients perturb their update, with an empty memory."""
     return Defense(name, per_client=stage, initial_state=dict)
 
 
@@ -182,12 +179,12 @@ def allocate(
     return selection, epsilon - selection
 
 
-def _flat(values: Gradient) -> torch.Tensor:
+def _flatten(values: Gradient) -> torch.Tensor:
     """Return all tensors [n, …] side by side, a new tensor [n, d]."""
     return torch.cat([v.flatten(1) for v in values.values()], 1)
 
 
-def _shaped(flat: torch.Tensor, like: Gradient) -> Gradient:
+def _unflatten(flat: torch.Tensor, like: Gradient) -> Gradient:
     """Return [n, d] as tensors of the shapes of like."""
     parts = flat.split([v[0].numel() for v in like.values()], 1)
     return {
@@ -195,10 +192,10 @@ def _shaped(flat: torch.Tensor, like: Gradient) -> Gradient:
     }
 
 
-def _drawn(
+def _draw(
     mechanism: Any, values: torch.Tensor, generators: Sequence[torch.Generator]
 ) -> torch.Tensor:
-    """Return the mechanism's output for all rows: at once from one generator, or each row from its own."""
+    """Return the output for all rows: at once from one generator, or each from its own."""
     if len(generators) == 1:
         return mechanism(values, generators[0])
     return torch.cat(

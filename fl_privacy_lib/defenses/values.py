@@ -1,4 +1,4 @@
-"""Perturbing one number in [-1, 1]: four mechanisms, all unbiased, all with a distribution in closed form.
+"""Perturbing one number in [-1, 1]: four unbiased mechanisms, with distributions in closed form.
 
 Draws are made in float64 and returned in the values' own type; the distributions are those of real
 numbers.
@@ -17,16 +17,14 @@ from fl_privacy_lib.accounting.events import Floats
 
 OUTSIDE = ("refuse", "clip")
 _ROOTS = sum(2 * (6353 + sign * 405 * math.sqrt(241)) ** (1 / 3) for sign in (-1, 1))
-HYBRID_FROM = math.log(
-    (_ROOTS - 5) / 27
-)  # ≈ 0.61; below it Duchi's largest variance is the smaller one
+# ≈ 0.61; below it Duchi's largest variance is the smaller one
+HYBRID_FROM = math.log((_ROOTS - 5) / 27)
 
 
 def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
-    """Return the values in float64 and in [-1, 1]: clipped if so chosen, else refused when they are not."""
-    if (
-        not values.is_floating_point()
-    ):  # what is returned has the values' type, and would be rounded
+    """Return the values in float64 and in [-1, 1]: clipped, or refused if they are outside."""
+    # what is returned has the values' type, and would be rounded
+    if not values.is_floating_point():
         raise InputError(
             f"the values are {values.dtype}, whole numbers: give them as floating-point numbers."
         )
@@ -40,7 +38,8 @@ def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
     largest = float(exact.abs().max()) if exact.numel() else 0.0
     if largest > 1:
         raise InputError(
-            f"the largest |value| is {largest:.6g}, above 1: scale the values, or say outside='clip'."
+            f"the largest |value| is {largest:.6g}, above 1: scale the values, or say "
+            "outside='clip'."
         )
     return exact
 
@@ -82,7 +81,7 @@ class Perturbation:
         raise NotImplementedError
 
     def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
-        """Return ln of the density of outputs at values, broadcast; at an atom, ln of its probability."""
+        """Return ln of the density of outputs at values; at an atom, ln of its probability."""
         raise NotImplementedError
 
     def _draw(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -126,7 +125,7 @@ class Duchi(Perturbation):
 
 @dataclass(frozen=True)
 class Piecewise(Perturbation):
-    """PM: uniform in a short interval around the value with probability e^{ε/2}/(e^{ε/2} + 1), else outside it.
+    """PM: uniform near the value with probability e^{ε/2}/(e^{ε/2} + 1), else elsewhere.
 
     Notes
     -----
@@ -140,7 +139,7 @@ class Piecewise(Perturbation):
 
     @property
     def _widths(self) -> tuple[float, float]:
-        """Return A - 1, the length of the short interval, and A + 1, the length of what is outside it."""
+        """Return A - 1, the length of the short interval, and A + 1, that of its outside."""
         down = math.exp(-self.epsilon / 2)
         gap = -math.expm1(-self.epsilon / 2)
         return 2 * down / gap, 2 / gap
@@ -170,9 +169,8 @@ class Piecewise(Perturbation):
         """Return ln of the density; see `Perturbation.log_prob`."""
         y, t = np.asarray(outputs, dtype=float), np.asarray(values, dtype=float)
         narrow, wide = self._widths
-        rounding = (
-            4e-16 * self.output_bound()
-        )  # an end of the range belongs to it, whatever its last digit
+        # an end of the range belongs to it, whatever its last digit
+        rounding = 4e-16 * self.output_bound()
         near = np.abs(y - wide * t / 2) <= narrow / 2 + rounding
         level = np.where(near, log_expit(self.epsilon / 2) - math.log(narrow),
                          log_expit(-self.epsilon / 2) - math.log(wide))  # fmt: skip

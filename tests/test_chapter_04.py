@@ -22,7 +22,7 @@ from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.records import MeasuredTable
-from tools import bench
+from tools import bench, bench_record
 
 KEYS = list(grid.rows_of("fed_cdp/table_3", 1)[0].key)
 record = partial(experiment.record, EXPERIMENT)
@@ -128,7 +128,7 @@ def test_the_recorded_tables_give_every_verdict():
 
 def test_the_bench_s_record_has_every_engine_and_workload():
     frame = pd.read_csv(MEASURED / "performance.csv")
-    assert list(frame.columns) == speed.COLUMNS
+    assert list(frame.columns) == bench_record.COLUMNS
     for workload in bench.WORKLOADS:
         own = frame[frame["workload"] == workload]
         expected = {e for e in bench.ENGINES if not e.startswith("opacus_")} | {"opacus"}
@@ -157,14 +157,17 @@ def test_the_bench_writes_every_engine_and_every_ratio(few, tmp_path):
     path = tmp_path / "performance.csv"
     bench.bench(["tiny"], 2, path, ["engines"])
     engines, ratios = pd.read_csv(path), pd.read_csv(tmp_path / "performance_ratios.csv")
-    assert list(engines.columns) == speed.COLUMNS and list(ratios.columns) == speed.RATIO_COLUMNS
+    assert (
+        list(engines.columns) == bench_record.COLUMNS
+        and list(ratios.columns) == bench_record.RATIO_COLUMNS
+    )
     expected = set(bench.engines()) - {"opacus_hooks", "opacus_ew", "products_alone"} | {
         "opacus",
         "floor",
     }
     assert set(engines["engine"]) == expected
-    expected = {f"{a} / {b}" for a, b in speed.RATIOS} | {
-        f"share of {stage}" for stage in speed.STAGES
+    expected = {f"{a} / {b}" for a, b in bench_record.RATIOS} | {
+        f"share of {stage}" for stage in bench_record.STAGES
     }
     assert set(ratios["ratio"]) == expected
     shares = ratios[ratios["ratio"].str.startswith("share of")]["median"]
@@ -178,7 +181,7 @@ def test_the_bench_writes_every_engine_and_every_ratio(few, tmp_path):
 
 
 def test_a_ratio_is_taken_pair_by_pair_and_judged_by_its_bound(tmp_path, capsys):
-    record = speed.Record(tmp_path / "performance.csv", 3)
+    record = bench_record.Record(tmp_path / "performance.csv", 3)
     times = {"naive": [1.0, 10.0, 100.0], "compiled_private": [0.1, 2.0, 5.0]}
     record.ratios("mnist_cnn", times)
     row = (
@@ -195,10 +198,10 @@ def test_a_ratio_is_taken_pair_by_pair_and_judged_by_its_bound(tmp_path, capsys)
 
 def test_every_bound_is_one_of_a_ratio_that_the_bench_measures():
     source = (ROOT / "tools" / "bench.py").read_text()
-    pairs = {f"{a} / {b}" for a, b in speed.RATIOS}
+    pairs = {f"{a} / {b}" for a, b in bench_record.RATIOS}
     engines = {*bench.ENGINES, *bench.COMPILED, "opacus", "floor", "ours_non_private_and_noise"}
-    assert {name for pair in speed.RATIOS for name in pair} <= engines
-    for ratio, goals in speed.GOALS.items():
+    assert {name for pair in bench_record.RATIOS for name in pair} <= engines
+    for ratio, goals in bench_record.GOALS.items():
         assert ratio in pairs or ratio.partition(", ")[2] in source, ratio
         assert goals.keys() <= bench.WORKLOADS.keys()
 
@@ -206,7 +209,7 @@ def test_every_bound_is_one_of_a_ratio_that_the_bench_measures():
 def test_a_row_takes_the_place_of_the_one_with_its_keys_and_no_other(tmp_path):
     path, keys = tmp_path / "t.csv", ["a", "b"]
     for a, b, value in ((1, 1, "x"), (1, 2, "y"), (1, 1, "z")):
-        speed.put(path, [*keys, "value"], keys, {"a": a, "b": b, "value": value})
+        bench_record.put(path, [*keys, "value"], keys, {"a": a, "b": b, "value": value})
     assert path.read_text() == "a,b,value\n1,1,z\n1,2,y\n"
 
 
@@ -225,7 +228,9 @@ def test_steps_are_read_from_the_record_in_their_order(tmp_path):
             "ms_per_client_iteration": ms,
         }
         row |= {"peak_mib": "none", "version": "0", "date": "d"}
-        speed.put(tmp_path / "performance.csv", speed.COLUMNS, speed.ENGINE_KEYS, row)
+        bench_record.put(
+            tmp_path / "performance.csv", bench_record.COLUMNS, bench_record.ENGINE_KEYS, row
+        )
     assert [(ms, gain) for _, ms, gain in speed.steps("w", tmp_path)] == [
         (8.0, 1.0),
         (2.0, 4.0),

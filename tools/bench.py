@@ -39,13 +39,13 @@ from fl_privacy_lib.chapters.fast_training.engines import (
 )
 from fl_privacy_lib.chapters.fast_training.grid import CENTRALISED, FEDERATED, compiled_here
 from fl_privacy_lib.chapters.fast_training.multiplications import multiplications
-from fl_privacy_lib.chapters.fast_training.speed import Record, Times
 from fl_privacy_lib.defenses import fed_cdp, non_private
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.models import Parameters, parameters_of
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.progress import report_progress
+from tools.bench_record import Record, Times
 
 WORKLOADS = {
     "mnist_cnn": FEDERATED["mnist"],

@@ -174,7 +174,7 @@ class LeakageExperiment(Experiment):
     def words(self, point: Any, result: Result) -> str:
         """Return what was attacked how, and the share that was recovered."""
         names = ("dataset", "threat_type", "method", "level", "attack", "arm", "attacker")
-        settings = " ".join(f"{getattr(point, n)}" for n in names if hasattr(point, n))
+        settings = " ".join(f"{getattr(point, n)}" for n in names if n in vars(point))
         return f"{settings}: success {float(np.mean(result['success'])):.2f}"
 
 

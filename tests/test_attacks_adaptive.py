@@ -14,7 +14,7 @@ from fl_privacy_lib.attacks import PUBLISHED, Attack, infer_labels, reconstruct
 from fl_privacy_lib.attacks.labels import label_counts
 from fl_privacy_lib.attacks.masks import BLOCK, Usual, untouched
 from fl_privacy_lib.attacks.optimisers import LBFGS, SignedAdam
-from fl_privacy_lib.attacks.published import cpl, dlg, grad_inversion
+from fl_privacy_lib.attacks.presets import cpl, dlg, grad_inversion
 from fl_privacy_lib.attacks.starts import TILES, start
 from fl_privacy_lib.defenses import fed_cdp, non_private, pruned, random_noise
 from fl_privacy_lib.defenses.noise import keyed_generator

@@ -6,7 +6,7 @@ from attack_scenes import SHAPE, lenet, observe, successes
 from oracles import entropy
 
 from fl_privacy_lib.attacks import reconstruct
-from fl_privacy_lib.attacks.published import dlg, grad_inversion, idlg
+from fl_privacy_lib.attacks.presets import dlg, grad_inversion, idlg
 from fl_privacy_lib.defenses import non_private
 from fl_privacy_lib.metrics import success
 

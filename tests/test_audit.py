@@ -29,8 +29,8 @@ from fl_privacy_lib.defenses import (
     fed_sdp,
     non_private,
 )
-from fl_privacy_lib.defenses.events import release
 from fl_privacy_lib.defenses.limits import unbounded
+from fl_privacy_lib.defenses.releases import release
 from fl_privacy_lib.sampling import BATCH_SAMPLINGS, CLIENT_SAMPLINGS, Plan
 
 DELTA = 1e-5

@@ -22,8 +22,8 @@ from fl_privacy_lib.defenses.route import ClientContext
 from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated import compiled as package
+from fl_privacy_lib.federated.compiled.engine import CompiledEngine
 from fl_privacy_lib.federated.compiled.network import network_of
-from fl_privacy_lib.federated.compiled.participation import CompiledEngine
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.federated.simulation import accuracy
 from fl_privacy_lib.models import parameters_of, training_cnn

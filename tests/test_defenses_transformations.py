@@ -50,8 +50,8 @@ from fl_privacy_lib.defenses import (
 )
 from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import DECAYS
-from fl_privacy_lib.defenses.events import release
 from fl_privacy_lib.defenses.noise import add_noise
+from fl_privacy_lib.defenses.releases import release
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Then
 from fl_privacy_lib.defenses.rules import LargestNorm, QuantileNorm
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective, part

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import InputError, refuse
+from fl_privacy_lib.attacks.attack import Attack
 from fl_privacy_lib.attacks.labels import UNKNOWN, infer_labels, label_counts
 from fl_privacy_lib.attacks.masks import Usual, masked, rows_of, untouched
 from fl_privacy_lib.attacks.objective import Evidence, as_gradient, replay
-from fl_privacy_lib.attacks.settings import Attack
 from fl_privacy_lib.attacks.starts import start
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import keyed_generator

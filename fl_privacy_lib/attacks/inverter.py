@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import InputError, refuse
+from fl_privacy_lib.attacks.attack import describe_defense
 from fl_privacy_lib.attacks.objective import as_gradient
-from fl_privacy_lib.attacks.settings import describe_defense
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.federated.participation import Observation
 from fl_privacy_lib.models import Parameters

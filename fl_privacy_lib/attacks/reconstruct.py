@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import refuse
+from fl_privacy_lib.attacks.attack import Attack, Knowledge
 from fl_privacy_lib.attacks.evidence import (
     Seen,
     check_observations,
@@ -19,9 +20,8 @@ from fl_privacy_lib.attacks.evidence import (
 )
 from fl_privacy_lib.attacks.objective import Evaluate, matching_objective
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
-from fl_privacy_lib.attacks.progress import Progress
-from fl_privacy_lib.attacks.settings import Attack, Knowledge
 from fl_privacy_lib.attacks.starts import start
+from fl_privacy_lib.attacks.stopping import Progress
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated.participation import Observation

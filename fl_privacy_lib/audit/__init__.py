@@ -1,7 +1,7 @@
 """What a defence's ε is worth: as the paper counts it, and what can be proved.
 
 ``statements``      the two statements on a training, with their reasons
-``participation``   how often an example's holders take part, and the ε of an adversary who sees it
+``participants``    how often an example's holders take part, and the ε of an adversary who sees it
 ``arguments``       numbers that show why some published steps do not give what they are used for
 """
 
@@ -12,7 +12,7 @@ from fl_privacy_lib.audit.arguments import (
     sampled_gaussian_lower_bound,
     shared_in_a_round,
 )
-from fl_privacy_lib.audit.participation import (
+from fl_privacy_lib.audit.participants import (
     mixture_epsilon,
     participations,
     quantile,

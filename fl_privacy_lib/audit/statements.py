@@ -29,10 +29,10 @@ from fl_privacy_lib.audit.local import (
     exact_epsilons,
     unknown,
 )
-from fl_privacy_lib.audit.participation import mixture_epsilon, participations, quantile
-from fl_privacy_lib.defenses.events import RELATIONS, UNITS, events, release
+from fl_privacy_lib.audit.participants import mixture_epsilon, participations, quantile
 from fl_privacy_lib.defenses.holding import Holding
 from fl_privacy_lib.defenses.limits import Reason, local_rule, noisy, silent, unbounded
+from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, events, release
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import TAPS
 from fl_privacy_lib.sampling import Plan
@@ -109,7 +109,7 @@ def statement(
     unit : {'example', 'client'}
         Who is to be protected.
     relation : {'add_remove', 'replace_one'}
-        See `fl_privacy_lib.defenses.events.release`. The paper's statement is always its own,
+        See `fl_privacy_lib.defenses.releases.release`. The paper's statement is always its own,
         adding or removing.
     tap : {'example', 'batch', 'update', 'received', 'aggregate'}
         Where the adversary reads, in all rounds, seeing who takes part. Behind a locally private

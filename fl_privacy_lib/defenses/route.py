@@ -17,9 +17,9 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.defenses.adaptive import BatchStage, ExampleStage, UpdateStage
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
-from fl_privacy_lib.defenses.events import events
 from fl_privacy_lib.defenses.holding import Holding
 from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.releases import events
 from fl_privacy_lib.defenses.rules import FixedBound
 from fl_privacy_lib.defenses.stage import (
     STAGES,

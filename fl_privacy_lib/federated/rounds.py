@@ -19,8 +19,8 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import ClientContext, Context
+from fl_privacy_lib.federated.compiled.engine import CompiledEngine
 from fl_privacy_lib.federated.compiled.network import Network
-from fl_privacy_lib.federated.compiled.participation import CompiledEngine
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
 from fl_privacy_lib.federated.participation import Engine, Examples, GenericEngine, Tap, Taps
 from fl_privacy_lib.federated.reduction import Block

@@ -13,7 +13,7 @@ from fl_privacy_lib.accounting.accountants import Accountant, Events, spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
 from fl_privacy_lib.defenses import Holding, fed_cdp
-from fl_privacy_lib.defenses.events import release
+from fl_privacy_lib.defenses.releases import release
 from fl_privacy_lib.reproduction.experiments.setups import PAPER, SETUPS
 from fl_privacy_lib.reproduction.statements import Case
 from fl_privacy_lib.sampling import Plan

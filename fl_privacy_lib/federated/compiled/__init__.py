@@ -7,7 +7,7 @@ where it is added.
 
 `vectors` has the operations, `noise` the generator, `convolutions` the CNN's layers, `kernel` the
 dense ones and the iterations. `network` recognises the models and lays out the memory, `form`
-translates a defence, `participation` calls the kernel. numba is imported and the kernel compiled
+translates a defence, `engine` calls the kernel. numba is imported and the kernel compiled
 when a simulation first uses it.
 """
 
@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from torch import nn
 
 from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.federated.compiled.engine import hits as compiled_hits
 from fl_privacy_lib.federated.compiled.form import is_supported
 from fl_privacy_lib.federated.compiled.network import Network, network_of
-from fl_privacy_lib.federated.compiled.participation import hits as compiled_hits
 from fl_privacy_lib.federated.participation import Examples
 
 __all__ = ["compiled_form", "compiled_hits"]

@@ -3,7 +3,7 @@
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from fl_privacy_lib.attacks.settings import Attack
+from fl_privacy_lib.attacks.attack import Attack
 
 # Only so far may a pixel leave [0, 1] before a sigmoid is flat and no gradient leads back.
 FAR = 1e3

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from fl_privacy_lib._checks import InputError, nearest
-from fl_privacy_lib.attacks.settings import Attack
+from fl_privacy_lib.attacks.attack import Attack
 
 
 def _attack(published: dict[str, Any], overrides: dict[str, Any]) -> Attack:

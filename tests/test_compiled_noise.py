@@ -13,14 +13,14 @@ from scipy import stats
 
 pytest.importorskip("numba", reason="the compiled engine needs the extra 'fast'")
 
-from fl_privacy_lib.federated.compiled import noise
+from fl_privacy_lib.federated.compiled import gaussian
 
 COUNT = 32 * 62_500  # two million
 
 
 def stream(client, count=COUNT, round=0, seed=7):
-    state, out = noise.initial_state(seed, round, client), np.zeros(count, np.float32)
-    noise.add_normals(state, np.float32(1), out, 0, count)
+    state, out = gaussian.initial_state(seed, round, client), np.zeros(count, np.float32)
+    gaussian.add_normals(state, np.float32(1), out, 0, count)
     return out
 
 
@@ -62,9 +62,9 @@ def test_a_stream_is_independent_of_its_past(lag):
 
 def test_the_integers_are_xoshiro_s():
     """The kernel's state after two steps in each lane, against the published algorithm."""
-    state = noise.initial_state(1, 2, 3)
+    state = gaussian.initial_state(1, 2, 3)
     expected, out = [[int(w) for w in row] for row in state.T], np.zeros(32, np.float32)
-    noise.add_normals(state, np.float32(1), out, 0, 32)
+    gaussian.add_normals(state, np.float32(1), out, 0, 32)
     for s in expected:
         for _ in range(2):
             t = s[1] << 9 & 0xFFFFFFFF
@@ -79,7 +79,7 @@ def test_the_integers_are_xoshiro_s():
 
 def test_the_normals_are_box_muller_s():
     """From the published generator's integers in double precision, up to float32's rounding."""
-    state, out = noise.initial_state(1, 2, 3), np.zeros(32, np.float32)
+    state, out = gaussian.initial_state(1, 2, 3), np.zeros(32, np.float32)
     a, b, c, d = state.astype(np.uint64)
     u = (a + d) & 0xFFFFFFFF
     c, d = c ^ a, d ^ b
@@ -88,7 +88,7 @@ def test_the_normals_are_box_muller_s():
     c = c ^ ((state[1].astype(np.uint64) << t) & 0xFFFFFFFF)
     d = ((d << np.uint64(11)) | (d >> np.uint64(21))) & 0xFFFFFFFF
     v = (a + d) & 0xFFFFFFFF
-    noise.add_normals(state, np.float32(1), out, 0, 32)
+    gaussian.add_normals(state, np.float32(1), out, 0, 32)
     r = np.sqrt(-2 * np.log(((u >> np.uint64(1)) + 1) / 2**31))
     angle = ((v << np.uint64(2)) & 0xFFFFFFFF).astype(np.uint32).astype(np.int32) * (
         np.pi / 4 / 2**31

@@ -13,7 +13,7 @@ from fl_privacy_lib.data.partition import (
     some_classes,
     two_shards,
 )
-from fl_privacy_lib.data.registry import DATASETS, Spec
+from fl_privacy_lib.data.specs import DATASETS, Spec
 
 __all__ = [
     "DATASETS",

@@ -12,7 +12,7 @@ from pathlib import Path
 from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.data import npz
 from fl_privacy_lib.data.files import Layout, cached, check, find, is_file, missing
-from fl_privacy_lib.data.registry import DATASETS, Spec
+from fl_privacy_lib.data.specs import DATASETS, Spec
 from fl_privacy_lib.data.splits import Parts
 
 

@@ -5,7 +5,7 @@ of a participation's local iterations in one call, without Python between them; 
 and the maximum have set to zero. The gradients are exact up to rounding, and the noise is drawn
 where it is added.
 
-`vectors` has the operations, `noise` the generator, `convolutions` the CNN's layers, `kernel` the
+`vectors` has the operations, `gaussian` the noise, `convolutions` the CNN's layers, `kernel` the
 dense ones and the iterations. `network` recognises the models and lays out the memory, `form`
 translates a defence, `engine` calls the kernel. numba is imported and the kernel compiled
 when a simulation first uses it.

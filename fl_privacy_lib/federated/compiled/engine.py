@@ -56,10 +56,10 @@ class CompiledEngine:
 
     def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
         """Run one client's local iterations."""
-        from fl_privacy_lib.federated.compiled import kernel, noise
+        from fl_privacy_lib.federated.compiled import gaussian, kernel
 
         plan, form = self.plan, Form.of(self.defense, self.plan.batch_size, ctx.round)
-        state = noise.initial_state(plan.seed, ctx.round, ctx.clients[0])
+        state = gaussian.initial_state(plan.seed, ctx.round, ctx.clients[0])
         memory = with_batches(self.memory, batches, state)
         memory.weights[:], memory.update[:] = memory.start, 0
         memory.bounds[:], memory.stds[:] = form.bound, form.std
@@ -105,10 +105,10 @@ class CompiledEngine:
 
 def hits(network: Network, weights: Parameters, examples: Examples) -> int:
     """Return how many examples the network puts into their class."""
-    from fl_privacy_lib.federated.compiled import kernel, noise
+    from fl_privacy_lib.federated.compiled import gaussian, kernel
 
     memory = memory_of(network, weights, examples)
-    memory = with_batches(memory, [np.arange(len(examples[1]))], noise.initial_state(0, 0, 0))
+    memory = with_batches(memory, [np.arange(len(examples[1]))], gaussian.initial_state(0, 0, 0))
     memory.weights[:] = memory.start
     kernel.run(network.form, memory, 1, kernel.FORWARD, False, 0.0, 1)
     return int(memory.hits[0])

@@ -13,8 +13,8 @@ import math
 import numpy as np
 
 from fl_privacy_lib.federated.compiled import convolutions
+from fl_privacy_lib.federated.compiled.gaussian import add_normals
 from fl_privacy_lib.federated.compiled.network import SLICE
-from fl_privacy_lib.federated.compiled.noise import add_normals
 from fl_privacy_lib.federated.compiled.target import entry, inner
 from fl_privacy_lib.federated.compiled.vectors import (
     W,

@@ -31,6 +31,11 @@ def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
     shape : (channels, height, width)
     classes : int, number of logits
 
+    Raises
+    ------
+    InputError
+        If the images are smaller than 10 × 10: nothing is left of them to classify.
+
     Notes
     -----
     Source: Fed-CDP, section VII, and its released code.
@@ -44,6 +49,8 @@ def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
     """
     channels, height, width = shape
     side = [((n - 2) // 2 - 2) // 2 for n in (height, width)]
+    if min(side) < 1:
+        raise InputError(f"the CNN needs images of at least 10 × 10, not {height} × {width}.")
     return nn.Sequential(
         nn.Conv2d(channels, 32, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),

@@ -18,7 +18,7 @@ from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PAPER, PARTS, R
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
 from fl_privacy_lib.federated import example_gradients
 from fl_privacy_lib.federated.stacked_participation import local_noise
-from fl_privacy_lib.models import init_glorot, mlp, parameters_of
+from fl_privacy_lib.models import init_glorot, mlp, parameters_of, training_cnn
 from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.claims import check, load_claims, measured
 from fl_privacy_lib.reproduction.experiment import Row
@@ -348,6 +348,25 @@ def test_looking_at_a_trained_model_leaves_the_next_look_alone():
         np.testing.assert_array_equal(second[name], values)
     start = fed_cdp_utility.measure_utility(replace(point, at_round=0), CPU)
     assert not np.array_equal(start["signal"], first["signal"])
+
+
+@pytest.mark.parametrize("shape", [(12, 12, 3), (28, 28)])
+def test_a_readers_own_images_are_trained_on(shape, tmp_path):
+    images = np.random.default_rng(0).random((60, *shape))
+    labels = np.arange(60) % 3
+    path = tmp_path / "mine.npz"
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    point = Training(
+        f"npz:{path}", "fed_cdp", "code", clients=4, participants=2, rounds=1,
+        local_iterations=2, batch_size=3,
+    )  # fmt: skip
+    result = fed_cdp.measure(point, CPU, tmp_path)
+    assert 0 <= result["accuracy"][0] <= 1 and result["rounds_run"][0] == 1
+
+
+def test_images_that_are_too_small_get_one_sentence():
+    with pytest.raises(InputError, match="at least 10 × 10, not 9 × 12"):
+        training_cnn((1, 9, 12), 3)
 
 
 # ---- the grid ----------------------------------------------------------------------------------------------

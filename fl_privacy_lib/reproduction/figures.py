@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from fl_privacy_lib.defenses.registry import METHODS
 from fl_privacy_lib.metrics import wilson_interval
@@ -328,6 +328,9 @@ def value_chart(
     if reference is not None:
         axes.axvline(reference, color=QUIET, lw=1, zorder=0)
     axes.set(xscale="log", ylim=(len(rows) - 0.5, -0.5), xlabel=xlabel)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # labels of powers alone would be few
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
     values = [value for _, value, _ in rows]
     axes.set_xlim(min(values) / 1.5, max(values) * 2)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])

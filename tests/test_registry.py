@@ -1,6 +1,7 @@
 """The registry of methods: one entry brings a defence into every live table, attack, audit and account."""
 
 import inspect
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -44,8 +45,21 @@ def signs(monkeypatch):
     monkeypatch.setitem(METHODS, "signs", SIGNS)
 
 
-def test_the_example_is_twelve_lines_and_stands_on_the_page():
-    assert inspect.getsource(Signs) in (ROOT / "book" / "own_defence.md").read_text()
+def test_the_page_runs_as_it_is_printed(monkeypatch, tmp_path, capsys):
+    page = (ROOT / "book" / "own_defence.md").read_text()
+    assert inspect.getsource(Signs) in page
+    monkeypatch.setitem(METHODS, "signs", None)  # removed again after the test
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
+    entry, attack, statement = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(entry, vars(registry) | {"METHODS": METHODS})
+    exec(attack.replace(": 4", ": 1").replace(": 20", ": 1"), {})
+    exec(statement, {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("non_private") and printed[1].startswith("signs")
+    assert "ε = inf" in printed[2]
+
+
+def test_the_example_is_twelve_lines():
     lines = inspect.getsource(Signs).splitlines() + inspect.getsource(SIGNS.builder).splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 12
 

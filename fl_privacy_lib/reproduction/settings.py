@@ -57,6 +57,20 @@ class Settings(BaseModel):
                 return name
         return "custom"
 
+    def check_order(self, **pairs: str) -> None:
+        """Raise `InputError` where a parameter is more than the one that bounds it.
+
+        Parameters
+        ----------
+        pairs : the smaller parameter's name = the larger one's
+        """
+        for small, large in pairs.items():
+            if getattr(self, small) > getattr(self, large):
+                raise InputError(
+                    f"{small} = {getattr(self, small)} is more than {large} = "
+                    f"{getattr(self, large)}: lower {small}."
+                )
+
     @classmethod
     def _sentence(cls, error: ValidationError) -> str:
         first = error.errors()[0]

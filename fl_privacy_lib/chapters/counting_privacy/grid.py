@@ -33,7 +33,7 @@ def cells(table: str) -> tuple[Cell, ...]:
 
 
 def cell_row(table: str, cell: Cell) -> dict[str, Any]:
-    """Return a cell's record: the published key columns, then the convention and the reading of its ε."""
+    """Return a cell's key columns: the published ones, then the convention and reading of its ε."""
     printed = load_published(table)
     keys = {
         c: cell.keys.get(c, "not_applicable") for c in printed.columns if c not in ("unit", "value")

@@ -1,4 +1,4 @@
-"""The papers' tables of time: which methods stand in them, and as which engines' rounds (chapter 04)."""
+"""The papers' tables of time: their methods, and the engines that run them (chapter 04)."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_privacy_lib.chapters.fedsel import mechanisms as mechanisms
+from fl_privacy_lib.chapters.fedsel import mechanisms
 from fl_privacy_lib.chapters.fedsel.mechanisms import Noise, Signal, Time, slope
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.training import (
@@ -54,14 +54,11 @@ def row_of(arms: tuple[Any, ...], values: Callable[[Results], Values], **keys: s
 
 
 def accuracies(results: Results) -> Values:
-    """Return the last accuracy, the one after a quarter of the rounds, their spread, and the learning rate."""
+    """Return the accuracy at the end and after a quarter of the rounds, its spread, and η."""
     curve = results[0]["curve"]  # [runs, checkpoints]
     last = numbers(curve[:, -1])
-    spread = {
-        "mean": last["std"],
-        "std": last["std"] / 2**0.5,
-        "n": last["n"],
-    }  # a std's own error is std / √(2n)
+    # the standard error of a std is std / √(2n)
+    spread = {"mean": last["std"], "std": last["std"] / 2**0.5, "n": last["n"]}
     early = numbers(curve[:, max(0, round(curve.shape[1] / 4) - 1)])
     rate = numbers([float(results[0]["server_lr"])])
     return {
@@ -73,22 +70,26 @@ def accuracies(results: Results) -> Values:
 
 
 def points_of(results: Results) -> list[np.ndarray]:
-    """Return every arm's last accuracies in percent, [runs]: differences of these are percentage points."""
+    """Return every arm's last accuracies in percent, [runs]; they differ by percentage points."""
     return [100 * result["curve"][:, -1] for result in results]
 
 
 def _surely(values: np.ndarray) -> dict[str, Any]:
     """Return the mean less two of its standard errors: above 0, the runs agree that it is."""
-    own = numbers(values)
-    return numbers([own["mean"] - 2 * own["std"] / own["n"] ** 0.5])
+    over_runs = numbers(values)
+    return numbers([over_runs["mean"] - 2 * over_runs["std"] / over_runs["n"] ** 0.5])
 
 
 def gain_and_loss(results: Results) -> Values:
-    """Return Table 3's quantities, in percentage points, of the arms (within, control, flat, flat unscaled).
+    """Return Table 3's quantities, in percentage points.
 
     gain: control - flat; loss: control - within. Both formulas are lost; these fit their
     description. Beside them the share of the gain, where there surely is one, of an arm that
     selects nothing and only leaves out the factor d/k.
+
+    Parameters
+    ----------
+    results : of the arms within, control, flat and flat unscaled
     """
     within, control, flat, unscaled = points_of(results)
     gain, without = control - flat, unscaled - flat
@@ -108,7 +109,12 @@ def gain_and_loss(results: Results) -> Values:
 
 
 def split(results: Results) -> Values:
-    """Return what scaling, step size and selection bring, of (tuned, flat unscaled tuned, flat unscaled, flat)."""
+    """Return what scaling, step size and selection bring, in percentage points.
+
+    Parameters
+    ----------
+    results : of the arms tuned, flat unscaled tuned, flat unscaled, and flat
+    """
     tuned, step, unscaled, flat = points_of(results)
     return {
         "scaling": numbers(unscaled - flat),
@@ -145,8 +151,12 @@ def _table_3(settings: FedSel) -> list[Row]:
         for epsilon in BUDGETS:
             for method in SELECTIONS:
                 arm = replace(base(settings, dataset, model), epsilon=epsilon, send=method)
-                arms = (arm, replace(arm, budget="control"), replace(arm, send="flat"),
-                        replace(arm, send="flat_unscaled"))  # fmt: skip
+                arms = (
+                    arm,
+                    replace(arm, budget="control"),
+                    replace(arm, send="flat"),
+                    replace(arm, send="flat_unscaled"),
+                )
                 cells.append(row_of(arms, gain_and_loss, method=method))
     return cells
 
@@ -159,7 +169,7 @@ def _each(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
     """Return the arm with every combination of the values."""
     arms = [arm]
     for name, choices in values.items():
-        arms = [replace(one, **{name: choice}) for one in arms for choice in choices]
+        arms = [replace(a, **{name: choice}) for a in arms for choice in choices]
     return arms
 
 
@@ -198,11 +208,11 @@ def _figure_2(settings: FedSel) -> list[Row]:
 def _figure_3(settings: FedSel) -> list[Row]:
     adult = base(settings, "adult_123")
     flat = ("flat", "flat_unscaled")
-    kept = replace(adult, memory=True)
+    remembering = replace(adult, memory=True)
     cells = _panel("accumulation", _each(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
     cells += _panel(
         "accumulation",
-        _each(kept, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
+        _each(remembering, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
     )
     for epsilon in (0.5, 1.0, 4.0):
         arm = replace(adult, epsilon=epsilon)
@@ -259,15 +269,15 @@ def _theorem_4_1(settings: FedSel) -> list[Row]:
 def _exponents(series: tuple[Noise, ...], results: Results) -> Values:
     """Return the power laws of the error, of the bound, and of the error over the signal."""
     x, error = [point.value for point in series], [float(r["error"].mean()) for r in results]
-    found, bound = slope(x, error), slope(x, [point.bound for point in series])
+    exponent, bound = slope(x, error), slope(x, [point.bound for point in series])
     relative = slope(x, [e / float(r["signal"]) for e, r in zip(error, results, strict=True)])
-    named = {
-        "slope": found,
+    exponents = {
+        "slope": exponent,
         "slope_of_bound": bound,
-        "slope_excess": found - bound,
+        "slope_excess": exponent - bound,
         "slope_over_signal": relative,
     }
-    return {name: numbers([value]) for name, value in named.items()}
+    return {name: numbers([value]) for name, value in exponents.items()}
 
 
 def _signal(settings: FedSel) -> list[Row]:
@@ -284,6 +294,9 @@ def _signal(settings: FedSel) -> list[Row]:
 
 
 def _selection_time(settings: FedSel) -> list[Row]:
+    def microseconds(results: Results) -> Values:
+        return {"microseconds": numbers(results[0]["microseconds"])}
+
     def exponent(series: tuple[Time, ...], results: Results) -> Values:
         times = [float(r["microseconds"].mean()) for r in results]
         return {"slope": numbers([slope([point.dimensions for point in series], times)])}
@@ -295,10 +308,8 @@ def _selection_time(settings: FedSel) -> list[Row]:
             series = tuple(
                 Time(method, engine, d, settings.draws, seed=settings.seed) for d in sizes
             )
-            cells += [row_of((point,), lambda results: {
-                "microseconds": numbers(results[0]["microseconds"])}) for point in series]  # fmt: skip
-            slopes = partial(exponent, series)
-            cells.append(row_of(series, slopes, dimensions="all"))
+            cells += [row_of((point,), microseconds) for point in series]
+            cells.append(row_of(series, partial(exponent, series), dimensions="all"))
     return cells
 
 

@@ -31,8 +31,7 @@ class FedSelExperiment(Experiment):
         """
 
         def rows(table: str, datasets: tuple[str, ...]) -> list[Row]:
-            made = TABLES[table](settings)
-            return [row for row in made if _datasets([row]) <= set(datasets)]
+            return [row for row in TABLES[table](settings) if _datasets([row]) <= set(datasets)]
 
         statements = Part("fedsel/statements", lambda _: [case.row() for case in statement_rows()])
         return [statements] + [

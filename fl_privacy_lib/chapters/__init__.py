@@ -24,12 +24,8 @@ def _settings_of(folder: str) -> type[Settings]:
     return kind
 
 
-def _by_number() -> dict[str, type[Settings]]:
-    kinds = [_settings_of(folder.name) for folder in pkgutil.iter_modules(__path__)]
-    return {kind.notebook[:2]: kind for kind in sorted(kinds, key=lambda kind: kind.notebook)}
-
-
-CHAPTERS = _by_number()
+_KINDS = [_settings_of(folder.name) for folder in pkgutil.iter_modules(__path__)]
+CHAPTERS = {kind.notebook[:2]: kind for kind in sorted(_KINDS, key=lambda kind: kind.notebook)}
 """Chapter number → its settings class, which names the notebook."""
 
 

@@ -82,7 +82,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, point: Any, device: torch.device) -> Result:
-        """Measure a point; where it knows the `seconds` of earlier, interrupted runs, they count."""
+        """Measure a point; a result may count the `seconds` of interrupted runs itself."""
 
     @abstractmethod
     def words(self, point: Any, result: Result) -> str:
@@ -104,7 +104,7 @@ class Experiment(ABC):
         label: str = "",
         workers: int | None = None,
     ) -> Iterator[tuple[Any, Result]]:
-        """Yield every point with its result, in order; points that were finished before come at once.
+        """Yield every point with its result, in order; points finished before come at once.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ def _in_order(
 
 
 def _start_worker(parent: int) -> None:
-    """Use one thread, leave Ctrl-C to the parent, and end when the parent has ended, however it did."""
+    """Use one thread, leave Ctrl-C to the parent, and end whenever the parent has ended."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

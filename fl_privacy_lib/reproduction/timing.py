@@ -41,9 +41,8 @@ class PeakMemory:
             for process in (me, *me.children(recursive=True)):
                 try:
                     memory = process.memory_full_info()
-                    total += getattr(
-                        memory, "pss", memory.rss
-                    )  # shared pages once, where the system can tell
+                    # shared pages once, where the system can tell
+                    total += getattr(memory, "pss", memory.rss)
                 except psutil.Error:  # it has just ended
                     continue
             self.mebibytes = max(self.mebibytes, total // 2**20)
@@ -53,7 +52,7 @@ class PeakMemory:
 def measure_times(
     chapters: Iterable[type[Settings]], path: Path = MEASURED / "run_times.csv"
 ) -> None:
-    """Execute chapters at `smoke` and `quick`, nothing cached, and write each one's rows as it is done.
+    """Execute chapters at `smoke` and `quick`, nothing cached; write each one's rows at its end.
 
     Parameters
     ----------

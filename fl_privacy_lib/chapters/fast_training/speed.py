@@ -98,14 +98,11 @@ GOALS: dict[str, dict[str, str]] = {
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {"≥": operator.ge, "≤": operator.le}
 
 
-def goal_of(workload: str, ratio: str) -> str:
-    """Return the bound of a ratio, 'none' where it has none."""
-    return GOALS.get(ratio, {}).get(workload, "none")
-
-
 def holds(goal: str, value: float) -> bool:
-    """Return whether a value keeps a bound.
+    """Return whether a value keeps a bound; 'none' is kept by all.
 
+    Examples
+    --------
     >>> holds("≥ 9", 9.5), holds("≤ 0.25", 0.3), holds("none", 0.0)
     (True, False, True)
     """
@@ -175,7 +172,7 @@ class Record:
         workload, name : of the row
         values : the ratio's median and standard deviation over repetitions
         """
-        goal = goal_of(workload, name)
+        goal = GOALS.get(name, {}).get(workload, "none")
         row = {
             "workload": workload,
             "ratio": name,

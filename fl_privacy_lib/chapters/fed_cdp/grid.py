@@ -192,8 +192,8 @@ def population(dataset: str) -> dict[str, Any]:
 
 def table_1(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     """Return the non-private accuracy of Table I."""
-    cell = partial(training, settings, dataset, "non_private")
-    return [_row(with_rate(cell(**population(dataset)), rates))]
+    point = training(settings, dataset, "non_private", **population(dataset))
+    return [_row(with_rate(point, rates))]
 
 
 def table_4(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:

@@ -14,8 +14,6 @@ from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 
-TIMED = "fedsel/selection_time"
-
 
 class FedSelExperiment(Experiment):
     """Chapter 08: a point is an arm's training, or a mechanism's error, signal or time."""
@@ -39,7 +37,7 @@ class FedSelExperiment(Experiment):
                 table,
                 partial(rows, table),
                 tuple(sorted(_datasets(make(settings)))),
-                alone=table == TIMED,
+                alone=table == "fedsel/selection_time",
             )
             for table, make in TABLES.items()
         ]

@@ -1,4 +1,4 @@
-"""Chapter 02: the learned attacker's cells, the rest of Table 3, and the page's reading of any part of the records."""
+"""Chapter 02: the learned attacker's cells, the rest of Table 3, the page with any record."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,10 +47,10 @@ def digits():
 def made_up(cell, rate=1.0):
     """Return a result of the right form with this success rate, with no attack at all."""
     n = cell.victims * cell.seeds
-    found = {name: np.full((n, 1), 0.05) for name in ("mse", "ssim", "grey_mse", "mean_mse")}
-    found |= {"success": np.arange(n)[:, None] < rate * n, "iterations": np.full((n, 1), 7)}
-    found |= {name: np.zeros((n, 1), dtype=bool) for name in ("label_right", "mean_success")}
-    return found | {
+    result = {name: np.full((n, 1), 0.05) for name in ("mse", "ssim", "grey_mse", "mean_mse")}
+    result |= {"success": np.arange(n)[:, None] < rate * n, "iterations": np.full((n, 1), 7)}
+    result |= {name: np.zeros((n, 1), dtype=bool) for name in ("label_right", "mean_success")}
+    return result | {
         "attack_iterations": np.ones(n),
         "status": np.full(n, "stalled"),
         "seconds": np.array(0.0),
@@ -76,18 +76,18 @@ def rest(**wanted):
 @pytest.mark.parametrize("table", ["attacks/clipping", "attacks/noise"])
 def test_recorded_rows_keep_their_key(table):
     columns = list(pd.read_csv(MEASURED / f"{table}.csv", nrows=0).columns)
-    own = [name for name in chapter.record_key(GRID[table][0]) if name != "seeds"]
-    assert columns[: len(own)] == own
+    names = [name for name in chapter.record_key(GRID[table][0]) if name != "seeds"]
+    assert columns[: len(names)] == names
 
 
 def test_every_claim_finds_its_cells_in_the_grid(tmp_path):
     for table, cells in GRID.items():
         record(tmp_path, table, cells)
     for entry in (c for c in claims.load_claims() if c["chapter"] == "02"):
-        found = claims.verdict(entry, tmp_path)
-        assert found.status in ("reproduced", "not reproduced", "refuted") and found.cells, entry[
-            "id"
-        ]
+        verdict = claims.verdict(entry, tmp_path)
+        assert verdict.status in ("reproduced", "not reproduced", "refuted") and verdict.cells, (
+            entry["id"]
+        )
 
 
 def test_public_images_are_no_attacked_clients():
@@ -129,8 +129,8 @@ def test_types_0_and_1_are_two_names_of_one_attack(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
     monkeypatch.setattr(run.leakage, "measure", lambda c, *_: calls.append(c) or made_up(c))
-    found = run.EXPERIMENT.finish([one, zero], workers=1)
-    assert [c.threat_type for c, _ in found] == ["type_1", "type_0"] and len(calls) == 1
+    results = run.EXPERIMENT.finish([one, zero], workers=1)
+    assert [c.threat_type for c, _ in results] == ["type_1", "type_0"] and len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -151,18 +151,18 @@ def test_the_server_receives_what_left_the_client(method):
 
 @pytest.mark.parametrize("method", ["quantile_clip", "adaclip"])
 def test_in_the_first_round_adaptive_clipping_is_clipping_at_its_first_bound(method, monkeypatch):
-    """The tap example holds the gradient clipped to C₀ = 0.5, bare; the update carries noise of lr·σC₀/B."""
+    """The tap example holds the bare gradient clipped to C₀ = 0.5, the update noise of lr·σC₀/B."""
     data, cell = (
         digits(),
         chapter.ThreatCell("digits", method, batch_size=2, clip_norm=0.5, **SMALL),
     )
     flat = Defense("flat", per_example=PerExample(Clip(0.5, "all")))
-    own = leakage.scene(cell, data, 0, CPU).observations
+    observed = leakage.scene(cell, data, 0, CPU).observations
     noisy = leakage.scene(replace(cell, tap="update"), data, 0, CPU).observations
     monkeypatch.setattr(chapter.ThreatCell, "defense", flat)
     expected = leakage.scene(cell, data, 0, CPU).observations
     quiet = leakage.scene(replace(cell, tap="update"), data, 0, CPU).observations
-    for mine, its in zip(own, expected, strict=True):
+    for mine, its in zip(observed, expected, strict=True):
         for name, value in mine.values.items():
             torch.testing.assert_close(value, its.values[name], rtol=1e-4, atol=1e-7)
     parts = [
@@ -207,8 +207,8 @@ def test_table_3_takes_fed_sdp_from_table_vii(tmp_path):
     )
     record(tmp_path, "fed_cdp/table_7", [point], key=threat_types.record_key)
     rows = adaptive_rows.table_3(tmp_path).rows
-    found = [[*row[:4], row[7]] for row in rows if row[-1].status is not Status.NOT_RUN]
-    assert found == [
+    measured = [[*row[:4], row[7]] for row in rows if row[-1].status is not Status.NOT_RUN]
+    assert measured == [
         [f"MNIST, type {t}", "Fed-SDP at client", "no", "100 % [96, 100]", "—"] for t in (0, 1)
     ]
 
@@ -226,9 +226,9 @@ def test_curves_keep_the_cell_with_most_trials(tmp_path):
     cells = [c for c in GRID["attacks/noise"] if c.arm == "naive"][:2]
     record(tmp_path, "attacks/noise", [replace(c, seeds=2) for c in cells], rate=0.5)
     record(tmp_path, "attacks/noise", cells[:1], rate=1.0)
-    found = adaptive_rows.curves("attacks/noise", {"method": "gaussian"}, "arm", folder=tmp_path)
-    assert [(x, y) for x, y, *_ in found["naive"]] == [(1e-4, 1.0), (1e-3, 0.5)]
-    assert [band[2:] for band in found["naive"]] == [
+    drawn = adaptive_rows.curves("attacks/noise", {"method": "gaussian"}, "arm", folder=tmp_path)
+    assert [(x, y) for x, y, *_ in drawn["naive"]] == [(1e-4, 1.0), (1e-3, 0.5)]
+    assert [band[2:] for band in drawn["naive"]] == [
         wilson_interval(100, 100),
         wilson_interval(20, 40),
     ]

@@ -1,4 +1,4 @@
-"""Chapter 04: every engine gives the loop's update, its records are whole, its exercise can be solved and failed."""
+"""Chapter 04: engines give the loop's update, records are whole, exercises can be failed."""
 
 import json
 import re
@@ -35,8 +35,8 @@ def test_the_fast_engine_gives_the_update_of_the_loop_as_written(dataset, clip_n
     defense = fed_cdp(clip_norm=clip_norm, noise_scale=0.0) if clip_norm else non_private()
     exact = chapter.Written(clip_norm, noise_scale=0.0)(double)
     assert chapter.distance(chapter.fast(defense)(double), exact) < 1e-10
-    other = chapter.Written(3.9 if clip_norm == 0.05 else 0.05, noise_scale=0.0)(double)
-    assert chapter.distance(other, exact) > 1e-3, "the distance sees another clip"
+    wrong = chapter.Written(3.9 if clip_norm == 0.05 else 0.05, noise_scale=0.0)(double)
+    assert chapter.distance(wrong, exact) > 1e-3, "the distance sees another clip"
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_the_bench_s_record_has_every_engine_and_workload():
     frame = pd.read_csv(MEASURED / "performance.csv")
     assert list(frame.columns) == speed.COLUMNS
     for workload in bench.WORKLOADS:
-        own = frame[frame["workload"] == workload]
+        rows = frame[frame["workload"] == workload]
         expected = {e for e in bench.ENGINES if not e.startswith("opacus_")} | {"opacus"}
         expected -= {"products_alone"}  # it stands in the floor
-        assert set(own["engine"]) - set(bench.COMPILED) - {"floor"} == expected
-        private = own[own["engine"] == "ours_private"][["participants", "workers"]]
-        found = set(private[["participants", "workers"]].itertuples(index=False, name=None))
-        assert {(20, 1), (100, 1), (100, 2), (1000, 1)} <= found
+        assert set(rows["engine"]) - set(bench.COMPILED) - {"floor"} == expected
+        private = rows[rows["engine"] == "ours_private"][["participants", "workers"]]
+        sizes = set(private[["participants", "workers"]].itertuples(index=False, name=None))
+        assert {(20, 1), (100, 1), (100, 2), (1000, 1)} <= sizes
 
 
 # ---- the bench ----------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Row:
 
     @property
     def cell(self) -> dict[str, Any] | None:
-        """The recorded cell, the first where the row has several; None where nothing is recorded."""
+        """The row's first recorded cell; None where nothing is recorded."""
         return next((c.cell for c in self.values if c.cell), None)
 
     def __getitem__(self, column: str) -> str:

@@ -183,9 +183,8 @@ def test_the_whole_of_table_3_stands_with_any_part_of_the_records(tmp_path):
     record(tmp_path, "fed_alpha_cdp/table_3_rest", GRID["fed_alpha_cdp/table_3_rest"], rate=0.02)
     rows = adaptive_rows.table_3(tmp_path).rows
     assert len(rows) == 36 + 4
-    assert (
-        sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20
-    )  # 12 and 8 with two readings
+    # 12 and 8 with two readings
+    assert sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20
     here = {(row[0], row[1]): row for row in rows}
     quantile = here["MNIST, type 1", "quantile clipping"]
     assert quantile[2:7] == ["yes", "2 % [1, 7]", "0.5113", "0.050 ± 0.000", "9 / 7"]
@@ -216,10 +215,8 @@ def test_table_3_takes_fed_sdp_from_table_vii(tmp_path):
 def test_published_successes_are_counted_against_the_guesses(tmp_path):
     assert adaptive_rows.guessed(tmp_path) == {"grey": (0, 0), "class mean": (0, 0)}
     record(tmp_path, "fed_alpha_cdp/table_3_rest", rest(method="adaclip"))
-    assert adaptive_rows.guessed(tmp_path) == {
-        "grey": (6, 6),
-        "class mean": (6, 6),
-    }  # all above 0.05
+    # all above 0.05
+    assert adaptive_rows.guessed(tmp_path) == {"grey": (6, 6), "class mean": (6, 6)}
 
 
 def test_curves_keep_the_cell_with_most_trials(tmp_path):
@@ -267,6 +264,5 @@ def test_values_may_be_published_under_another_name(tmp_path):
     frame = claims.measured("fed_alpha_cdp/table_3_rest", tmp_path)
     test = {"check": "values", "published": "fed_alpha_cdp/table_3"}
     held = claims.check(test, {"table": "fed_alpha_cdp/table_3_rest"}, frame)
-    assert (
-        len(held) == 9 and sum(held) == 3
-    )  # all three types succeed; no distance and no iterations
+    # all three types succeed; no distance and no iterations
+    assert len(held) == 9 and sum(held) == 3

@@ -70,10 +70,8 @@ def test_an_unknown_arm_is_refused(word):
 def test_budgets_of_an_arm():
     arm = replace(ARM, epsilon=2.0, ratio=0.25)
     assert arm.budgets(100, 400) == (0.5, 1.5)
-    assert replace(arm, budget="control").budgets(100, 400) == (
-        0.5,
-        2.0,
-    )  # "-C": ε whole for the value
+    # "-C": ε whole for the value
+    assert replace(arm, budget="control").budgets(100, 400) == (0.5, 2.0)
     assert replace(arm, budget="rule").budgets(100, 400) == (0.5, 1.5)
     assert replace(arm, budget="rule").budgets(100, 1) == (0.0, 2.0)  # one client: nothing to spare
     assert replace(arm, send="flat").budgets(100, 400) == (0.0, 2.0)
@@ -356,9 +354,8 @@ def test_the_error_of_the_unscaled_flat_solution_against_its_closed_form():
     x = mechanisms.vectors(n, d, 0.5, point.seed).numpy()
     std = math.sqrt(Piecewise(epsilon).variance(x).mean() / d / n)
     largest = np.abs(np.random.default_rng(0).normal(size=(100_000, d))).max(1).mean()
-    error = mechanisms.measure_noise(point)[
-        "error"
-    ]  # of 200 draws, each with a spread near a fifth: 1.4 %
+    # of 200 draws, each with a spread near a fifth: 1.4 %
+    error = mechanisms.measure_noise(point)["error"]
     assert error.mean() == pytest.approx(std * largest, rel=0.08)
 
 
@@ -404,9 +401,8 @@ def test_which_guarantees_hold_and_which_do_not():
     assert min(excess["lemma_2_e_eps"]) > 1e-3 and max(excess["lemma_2_e_half_eps"]) < -0.1
     assert min(excess["theorem_3_1_pe"]) > 1e-4
     assert max(excess["theorem_3_2"]) < 0
-    assert (
-        sorted(round(e, 6) > 0 for e in excess["flat_duchi"]) == [False] * 4 + [True] * 4
-    )  # odd d, even d
+    # odd d, even d
+    assert sorted(round(e, 6) > 0 for e in excess["flat_duchi"]) == [False] * 4 + [True] * 4
     (known,) = [
         c
         for c in statement_rows()
@@ -433,9 +429,8 @@ def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
     record(FULL, "fedsel/table_3", tmp_path)
     path = tmp_path / "fedsel" / "table_3.csv"
     frame = pd.read_csv(path, dtype=str)
-    assert (
-        len(list((tmp_path / "cache").glob("*.npz"))) == 4
-    )  # both cells rest on the same four arms
+    # both cells rest on the same four arms
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 4
     assert (
         len(frame) == 2 * 7 and set(frame["method"]) == {"a", "b"} and set(frame["n"]) <= {"1", "2"}
     )

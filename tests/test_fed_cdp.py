@@ -141,9 +141,8 @@ def test_a_training_says_which_engine_it_took_and_scores_with_it(tmp_path):
     fast, slow = (
         fed_cdp.score(start.model, weights, start.evaluation, e) for e in ("compiled", "stacked")
     )
-    assert fast == pytest.approx(
-        slow, abs=2 / len(start.evaluation[1])
-    )  # two ties that rounding decides
+    # two ties that rounding decides
+    assert fast == pytest.approx(slow, abs=2 / len(start.evaluation[1]))
 
 
 def test_seeds_differ_and_their_accuracies_stand_in_order(tmp_path):
@@ -192,11 +191,12 @@ def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
         ([0.2] * 20, 50.0, False),
         ([0.12] * 15 + [0.2] * 5, 50.0, False),  # late, but it has learned
         ([0.2] * 9 + [0.12] * 11, 50.0, True),
+        # above chance once in the last ten rounds and the look before them
         (
             [0.2] * 10 + [0.12] * 10,
             50.0,
             False,
-        ),  # above chance once in the last ten rounds and the look before them
+        ),
         ([0.12] * 10, 50.0, False),  # too short to say
         ([0.9, 0.9], math.nan, True),
     ],
@@ -302,9 +302,8 @@ def test_within_the_bound_a_linear_model_keeps_its_classes():
 def test_the_statements_values():
     statements = fed_cdp_utility.statements()
     assert statements["fedsgd_is_fedaveraging"]["difference"] < 1e-6
-    assert (
-        statements["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2
-    )  # a sum of 5 models, divided by 4
+    # a sum of 5 models, divided by 4
+    assert statements["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2
     assert statements["decay_costs_no_privacy"]["excess"] == 0
     # s = 1, its gradient has the three entries ±1 that are not 0; the unit that was off then
     # answers 10 (1/√3 - 0.01)
@@ -331,9 +330,8 @@ def test_signal_and_noise_of_a_round(tmp_path):
     doubled = fed_cdp_utility.measure_utility(
         fed_cdp_utility.Utility(replace(arm, local_lr=2e-5), 0, 50), CPU
     )
-    np.testing.assert_allclose(
-        doubled["signal"], 2 * result["signal"], rtol=0.02
-    )  # both grow with η alone
+    # both grow with η alone
+    np.testing.assert_allclose(doubled["signal"], 2 * result["signal"], rtol=0.02)
     values = fed_cdp_utility.utility_values(result)
     assert values["noise"]["mean"] == pytest.approx(math.sqrt((result["noise"] ** 2).sum()))
     assert values["signal_to_noise"]["mean"] == pytest.approx(
@@ -549,9 +547,8 @@ def test_the_best_level_is_looked_for_in_whole_series():
 
     assert held(("a", "1", 0.5), ("a", "2", 0.6), ("a", "4", 0.1)) == [True]
     assert held(("a", "1", 0.7), ("a", "2", 0.6), ("a", "4", 0.1)) == [False]
-    assert held(("a", "1", 0.6), ("a", "2", 0.6), ("a", "4", 0.1)) == [
-        True
-    ]  # no worse than the best
+    # no worse than the best
+    assert held(("a", "1", 0.6), ("a", "2", 0.6), ("a", "4", 0.1)) == [True]
     assert held(("a", "1", 0.5), ("a", "2", 0.6)) == []
     assert held(
         *[("a", c, 0.1) for c in "124"], ("b", "1", 1.0), ("b", "2", 0.0), ("b", "4", 0.0)

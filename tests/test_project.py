@@ -148,11 +148,12 @@ def test_the_library_stays_small():
 
 
 def test_only_paths_and_the_command_line_read_the_environment():
+    # the last: where a launcher says who is who
     allowed = {
         "paths.py",
         "__main__.py",
         "workers.py",
-    }  # the last: where a launcher says who is who
+    }
     for path in (ROOT / "fl_privacy_lib").rglob("*.py"):
         if path.name not in allowed:
             assert "os.environ" not in path.read_text() and "os.getenv" not in path.read_text(), (

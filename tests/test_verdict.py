@@ -216,9 +216,8 @@ def code_of(path):
 @pytest.fixture
 def pages(monkeypatch):
     """Return what draws the tables of all pages from a folder of records, and what it drew."""
-    monkeypatch.setattr(
-        fed_cdp_rows, "epsilons", lambda point: "—"
-    )  # takes minutes, and decides nothing
+    # takes minutes, and decides nothing
+    monkeypatch.setattr(fed_cdp_rows, "epsilons", lambda point: "—")
     monkeypatch.setattr(fed_cdp_rows, "load_if_available", lambda name: None)
     monkeypatch.setattr(figures, "panels", lambda *_, **__: None)
     drawn = []
@@ -372,10 +371,8 @@ def test_a_page_s_badges_go_with_one_table(table, pages, tmp_path):
 
 WORDS = re.compile(r"^(?:not[ _])?reproduced\b|^reduced setting\b|^refuted\b|^not run\b")
 ALLOWED = {
-    "05_fed_cdp.ipynb": {
-        "not run: make record NB=05",
-        "not run",
-    },  # cells of tables that carry no status
+    # cells of tables that carry no status
+    "05_fed_cdp.ipynb": {"not run: make record NB=05", "not run"},
 }
 
 

@@ -171,7 +171,14 @@ def central_times(workload: str, repetitions: int) -> Times:
 
 
 def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stacked") -> float:
-    """Return the wall time in ms of a (client, local iteration) of 100 clients, after the start."""
+    """Return the wall time in ms of a (client, local iteration) of 100 clients, after the start.
+
+    Parameters
+    ----------
+    workload : one of `WORKLOADS`
+    workers : processes that share the clients
+    rounds : that are timed, after a first one
+    """
     scene, stamps = WORKLOADS[workload].scene(100, 10), list[float]()
     plan = replace(scene.plan, rounds=rounds + 1)
     simulate(

@@ -84,6 +84,12 @@ def scene(dataset: str, victims: int, seed: int = 0) -> Scene:
 def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tensor, int]:
     """Attack the first victims the plain way: torch.optim.LBFGS, double backward, a loop.
 
+    Parameters
+    ----------
+    view : the victims and what was observed of them
+    victims : how many are attacked
+    attack : the start, steps and limits; the objective is the squared distance
+
     Returns
     -------
     each victim's iterate with the least objective [V, C, H, W], and the evaluations of all of them
@@ -132,6 +138,15 @@ def seconds_per_evaluation(view: Scene, iterations: int, repetitions: int) -> di
     """Return the process time of one evaluation for one victim, both engines interleaved.
 
     One at a time the victims do not help each other, so two stand for all.
+
+    Parameters
+    ----------
+    iterations : of each attack
+    repetitions : of which the median counts, after one that is not counted
+
+    Returns
+    -------
+    engine → seconds
     """
     endless = Attack(
         max_iterations=iterations, stop_loss=1e-30, stall=(iterations, 0.0), restarts=0

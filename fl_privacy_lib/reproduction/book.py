@@ -101,6 +101,16 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
 
     A notebook is executed into the copy of the last build and takes its place only when it is
     whole.
+
+    Parameters
+    ----------
+    chapters : the ones that are built
+    profile, overrides : their parameters; a chapter takes those overrides that it knows
+
+    Raises
+    ------
+    InputError
+        If a parameter, a data file or a cell is wrong.
     """
     chosen: list[Settings] = []
     for kind in chapters.values():  # all are checked before the first is run

@@ -145,7 +145,13 @@ def execute(settings: Settings, target: Path) -> Path:
 
 
 def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
-    """Execute one chapter with a reader's parameters and return the finished notebook's path."""
+    """Execute one chapter with a reader's parameters and return the finished notebook's path.
+
+    Raises
+    ------
+    InputError
+        If a parameter, a data file or a cell is wrong.
+    """
     settings = resolved(kind.of_profile(profile, **overrides))
     words = [f"{k}={v}" for k, v in sorted(overrides.items())]
     safe = "_".join([profile, *words]).replace("/", "-").replace(":", "-")

@@ -176,6 +176,11 @@ def record(
         that a table does not have in its paper is recorded there where the table is named.
     only : a part's name or 'paper/table'; None: all, but the long ones only on a CUDA device
     folder : where the measured tables lie
+
+    Raises
+    ------
+    InputError
+        If there is no such part, or none of its data sets is here.
     """
     device = CPU if experiment.on_cpu else pick_device(settings.device)
     parts = experiment.parts(settings, folder)

@@ -56,11 +56,16 @@ class Settings(BaseModel):
         return "custom"
 
     def check_order(self, **pairs: str) -> None:
-        """Raise `InputError` where a parameter is more than the one that bounds it.
+        """Check that no parameter is more than the one that bounds it.
 
         Parameters
         ----------
         pairs : the smaller parameter's name = the larger one's
+
+        Raises
+        ------
+        InputError
+            One sentence that names both parameters, their values and the one to lower.
         """
         for small, large in pairs.items():
             if getattr(self, small) > getattr(self, large):

@@ -67,7 +67,14 @@ def public_images(cell: LearnedCell, data: Dataset, seed: int) -> np.ndarray:
 
 
 def train_inverter(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> LearnedInverter:
-    """Return the attacker, trained on public images at the weights of the observed scene."""
+    """Return the attacker, trained on public images at the weights of the observed scene.
+
+    Parameters
+    ----------
+    cell : names the defence and the attacker's settings
+    view : what the adversary observes
+    data, seed : as for the scene
+    """
     public, observation = public_images(cell, data, seed), view.observations[0]
     device = next(view.model.parameters()).device
     images, labels = (

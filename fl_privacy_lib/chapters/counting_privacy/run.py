@@ -31,7 +31,7 @@ class CountingExperiment(Experiment):
         raise NotImplementedError
 
     def words(self, point: object, result: Result) -> str:
-        """Refuse: there is nothing to tell."""
+        """Refuse: there is nothing to report."""
         raise NotImplementedError
 
 

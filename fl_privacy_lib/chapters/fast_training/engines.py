@@ -185,7 +185,14 @@ class Written:
 
 
 def fast(defense: Defense, chunk: int | None = None, engine: str = "stacked") -> Engine:
-    """Return the round through the stacked or the compiled engine."""
+    """Return the round through the stacked or the compiled engine.
+
+    Parameters
+    ----------
+    defense : under which the clients train
+    chunk : clients that are stacked at a time; None: the engine's choice
+    engine : 'stacked' or 'compiled'
+    """
 
     def one_round(scene: Scene) -> Parameters:
         # read at the aggregate: the difference of weights would be lost in the weights' rounding
@@ -221,6 +228,12 @@ def interleaved(
 
     Every engine runs in every repetition, since times on a shared machine drift; a first one warms
     the caches up.
+
+    Parameters
+    ----------
+    engines : name → the round
+    scene : the work
+    repetitions : that are counted
     """
     times: dict[str, list[float]] = {name: [] for name in engines}
     work = scene.plan.participants * scene.plan.local_iterations

@@ -153,7 +153,14 @@ class Record:
     def engine(
         self, workload: str, name: str, participants: int, workers: int, ms: float, peak: str
     ) -> None:
-        """Write an engine's time and peak memory."""
+        """Write an engine's time and peak memory.
+
+        Parameters
+        ----------
+        workload, name, participants, workers : of the row
+        ms : per client and local iteration
+        peak : MiB as text, or 'none'
+        """
         row = {
             "workload": workload,
             "engine": name,

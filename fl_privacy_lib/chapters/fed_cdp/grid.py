@@ -1,6 +1,7 @@
 """Fed-CDP's recorded cells: the trainings of each table and of each part of it (chapter 05).
 
-Nothing is computed here. Every setting below was written down before the first recording.
+Nothing is computed here. Every setting below was written down before the first recording. A table's
+function takes the chapter's settings, a data set, and the learning rates chosen in part (a).
 """
 
 from collections.abc import Callable

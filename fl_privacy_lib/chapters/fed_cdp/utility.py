@@ -100,7 +100,13 @@ class Utility:
 
 @functools.lru_cache(maxsize=4)
 def warm(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Parameters]:
-    """Return a scene and the global weights after some rounds of non-private training in it."""
+    """Return a scene, and the global weights after some rounds of training in it.
+
+    Parameters
+    ----------
+    point : without a defence
+    rounds : 0 for the first weights
+    """
     start = scene(point, point.seed, device)
     if not rounds:
         return start, parameters_of(start.model)

@@ -80,7 +80,14 @@ def vectors(clients: int, dimensions: int, spread: float, seed: int) -> torch.Te
 
 
 def means(stage: Stage, x: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
-    """Return the mean of what the clients of vectors x [n, d] send, [draws, d]."""
+    """Return the mean of what clients send, [draws, d].
+
+    Parameters
+    ----------
+    stage : what a client does with its vector
+    x : the clients' vectors, [n, d]
+    draws, seed : repetitions with other randomness
+    """
     out = []
     for draw in range(draws):
         ctx = Context(0, range(len(x)), [keyed_generator(x.device, seed, draw)])

@@ -207,7 +207,14 @@ def top(top_share: float, dimensions: int) -> int:
 
 
 def selection(name: str, epsilon: float, top: int) -> Select:
-    """Return a selection by its name: 'exp', 'pe', 'ps' or 'top_k'."""
+    """Return a selection of one coordinate.
+
+    Parameters
+    ----------
+    name : 'exp', 'pe', 'ps', or 'top_k', which is not private
+    epsilon : its budget
+    top : k
+    """
     built: dict[str, Callable[[], Select]] = {
         "exp": lambda: Exponential(epsilon),
         "pe": lambda: PerturbedEncoding(epsilon, top, "e_eps"),

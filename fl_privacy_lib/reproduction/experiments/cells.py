@@ -78,6 +78,13 @@ def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
     """Train for `at_round` rounds without a defence, then observe each victim's tap `example`.
 
     The victim is the first example of the first batch, the same in all R observed rounds.
+
+    Parameters
+    ----------
+    cell : the cell under attack
+    data : of which the clients hold parts
+    seed : of weights, clients and noise
+    device : where the model lies
     """
     held = clients_data(cell, data, seed)
     model = build(

@@ -39,10 +39,17 @@ class Scene:
 
 
 def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
-    """Simulate the first round of federated training and keep what stands at the point's tap.
+    """Simulate the first round of federated training and observe it at the point's tap.
 
     Every participant is a victim. At the tap ``example`` the victim is the first example of the
     first batch.
+
+    Parameters
+    ----------
+    point : the cell under attack
+    data : of which the clients hold parts
+    seed : of weights, clients and noise
+    device : where the model lies
     """
     rng = np.random.default_rng([seed, 1])
     partition = split_among(data, point.clients, rng)

@@ -49,7 +49,18 @@ def in_order(images: torch.Tensor, truth: np.ndarray) -> np.ndarray:
 
 
 def trivial_guesses(truth: np.ndarray, labels: np.ndarray, data: Dataset) -> dict[str, np.ndarray]:
-    """Return the scores [V, B] of two guesses: a grey image, and the mean of the true class."""
+    """Return the scores [V, B] of two guesses: a grey image, and the mean of the true class.
+
+    Parameters
+    ----------
+    truth : images [V, B, C, H, W]
+    labels : their classes, [V, B]
+    data : whose training images make the classes' means
+
+    Returns
+    -------
+    grey_mse, grey_success, mean_mse, mean_success
+    """
     means = np.stack(
         [
             data.train_x[data.train_y == c].mean(0)

@@ -119,7 +119,7 @@ class Experiment(ABC):
         distinct = list(dict.fromkeys(measured))
         missing = [p for p in distinct if not cache.has(self.identity(p) | {"device": device.type})]
         count = min(workers or os.cpu_count() or 1, len(missing)) if device.type == "cpu" else 1
-        fresh = _in_order(self, missing, device, count)
+        fresh = _run_in_order(self, missing, device, count)
         results: dict[Any, Result] = {}
         done = 0
         for point, same in zip(points, measured, strict=True):
@@ -142,7 +142,7 @@ def _compute(experiment: Experiment, point: Any, device: torch.device) -> Result
     return cache.get(key, lambda: experiment.run(point, device))
 
 
-def _in_order(
+def _run_in_order(
     experiment: Experiment, points: Sequence[Any], device: torch.device, workers: int
 ) -> Iterator[Result]:
     if workers < 2:

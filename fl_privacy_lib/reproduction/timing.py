@@ -60,12 +60,12 @@ def measure_times(
     """
     for kind in chapters:
         rows: list[Any] = other_rows(path, "chapter", [kind.notebook[:2]])
-        rows += [_timed(kind, profile) for profile in ("smoke", "quick")]
+        rows += [_time_chapter(kind, profile) for profile in ("smoke", "quick")]
         rows.sort(key=lambda row: (str(row["chapter"]), row["profile"] != "smoke"))
         write_table(path, pd.DataFrame(rows))
 
 
-def _timed(kind: type[Settings], profile: str) -> dict[str, object]:
+def _time_chapter(kind: type[Settings], profile: str) -> dict[str, object]:
     notebook, number = kind.notebook, kind.notebook[:2]
     settings = resolved(kind.of_profile(profile))
     shutil.rmtree(point_cache(number), ignore_errors=True)

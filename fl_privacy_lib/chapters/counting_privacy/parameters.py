@@ -77,13 +77,13 @@ class CountingPrivacy(Settings):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_limits(self) -> Self:
         """Refuse numbers that contradict each other; the message names the parameter to change."""
         self.check_order(
             participants="clients", holders="clients", batch_size="client_size",
             repeats="client_size",
         )  # fmt: skip
-        self._can_be_dealt_out()
+        self._check_shares()
         if self.clip_scope == "all" and self.method.startswith("fed_sdp"):
             raise InputError(
                 "clip_scope = 'all' is not a form of Fed-SDP in the papers: "
@@ -91,7 +91,7 @@ class CountingPrivacy(Settings):
             )
         return self
 
-    def _can_be_dealt_out(self) -> None:
+    def _check_shares(self) -> None:
         """Refuse a worst case that is better than the mean: N examples fill K·n places."""
         N, places = self.examples, self.clients * self.client_size
         if N > places:

@@ -1,4 +1,4 @@
-"""The cases behind the ledger's claims on privacy, and one training read in ways (chapter 03).
+"""The cases behind the ledger's claims on privacy, and readings of one training (chapter 03).
 
 Nothing here is random, and nothing is trained.
 """

@@ -56,7 +56,7 @@ class FedCdp(Settings):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_limits(self) -> Self:
         """Refuse numbers that contradict each other; the message names the parameter to change."""
         self.check_order(participants="clients", decay_to="decay_from")
         return self

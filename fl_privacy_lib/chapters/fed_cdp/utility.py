@@ -99,7 +99,7 @@ class Utility:
 
 
 @functools.lru_cache(maxsize=4)
-def warm(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Parameters]:
+def warm_up(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Parameters]:
     """Return a scene, and the global weights after some rounds of training in it.
 
     Parameters
@@ -129,7 +129,7 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
     """
     arm = point.arm
     warmed = replace(arm, method="non_private", setting="not_applicable", local_lr=CODE_RATE)
-    start, weights = warm(warmed, point.at_round, device)
+    start, weights = warm_up(warmed, point.at_round, device)
     model = start.model
     before = parameters_of(model)
     try:

@@ -74,7 +74,7 @@ def points_of(results: Results) -> list[np.ndarray]:
     return [100 * result["curve"][:, -1] for result in results]
 
 
-def _surely(values: np.ndarray) -> dict[str, Any]:
+def _lower_limit(values: np.ndarray) -> dict[str, Any]:
     """Return the mean less two of its standard errors: above 0, the runs agree that it is."""
     over_runs = numbers(values)
     return numbers([over_runs["mean"] - 2 * over_runs["std"] / over_runs["n"] ** 0.5])
@@ -93,7 +93,7 @@ def gain_and_loss(results: Results) -> Values:
     """
     within, control, flat, unscaled = points_of(results)
     gain, without = control - flat, unscaled - flat
-    share = float(without.mean() / gain.mean()) if _surely(gain)["mean"] > 0 else 0.0
+    share = float(without.mean() / gain.mean()) if _lower_limit(gain)["mean"] > 0 else 0.0
     return {
         "gain": numbers(gain),
         "loss": numbers(control - within),
@@ -103,7 +103,7 @@ def gain_and_loss(results: Results) -> Values:
         "gain_over_loss": numbers(gain - (control - within)),
         # above 0: there surely is a gain, and surely more than half of it comes without a selection
         "majority_without_selection": numbers(
-            [min(_surely(gain)["mean"], _surely(without - gain / 2)["mean"])]
+            [min(_lower_limit(gain)["mean"], _lower_limit(without - gain / 2)["mean"])]
         ),
     }
 
@@ -120,7 +120,7 @@ def split(results: Results) -> Values:
         "scaling": numbers(unscaled - flat),
         "step": numbers(step - unscaled),
         "selection": numbers(tuned - step),
-        "selection_at_least": _surely(tuned - step),
+        "selection_at_least": _lower_limit(tuned - step),
         "whole": numbers(tuned - flat),
         "learning_rate": numbers([float(results[0]["server_lr"])]),
         "learning_rate_without": numbers([float(results[1]["server_lr"])]),
@@ -165,7 +165,7 @@ def _panel(panel: str, arms: list[Training]) -> list[Row]:
     return [row_of((arm,), accuracies, panel=panel, method=arm.method) for arm in arms]
 
 
-def _each(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
+def _combine(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
     """Return the arm with every combination of the values."""
     arms = [arm]
     for name, choices in values.items():
@@ -177,30 +177,30 @@ def _figure_2(settings: FedSel) -> list[Row]:
     cells, adult = [], base(settings, "adult_123")
     for dataset in ("syn_l", "syn_h", "adult_123"):
         bare = replace(base(settings, dataset), value="none")
-        cells += _panel("selection_only", _each(bare, send=("full", "random", "top_k")))
-        cells += _panel("selection_only", _each(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)))
+        cells += _panel("selection_only", _combine(bare, send=("full", "random", "top_k")))
+        cells += _panel("selection_only", _combine(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)))
     for dataset, model in ROWS:
         arm = base(settings, dataset, model)
-        cells += _panel("two_stage", _each(replace(arm, value="none"), send=("full",)))
+        cells += _panel("two_stage", _combine(replace(arm, value="none"), send=("full",)))
         cells += _panel(
-            "two_stage", _each(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS))
+            "two_stage", _combine(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS))
         )
         cells += _panel(
-            "two_stage", _each(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",))
+            "two_stage", _combine(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",))
         )
     twice = replace(adult, epochs=2)
-    cells += _panel("two_epochs", _each(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
+    cells += _panel("two_epochs", _combine(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
     cells += _panel(
-        "two_epochs", _each(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False))
+        "two_epochs", _combine(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False))
     )
     cells += _panel(
         "other_perturbation",
-        _each(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)),
+        _combine(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)),
     )
     for dataset in ("syn_l", "adult_123"):
         arm = base(settings, dataset)
         cells += _panel(
-            "compressed", _each(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS))
+            "compressed", _combine(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS))
         )
     return cells
 
@@ -209,20 +209,20 @@ def _figure_3(settings: FedSel) -> list[Row]:
     adult = base(settings, "adult_123")
     flat = ("flat", "flat_unscaled")
     remembering = replace(adult, memory=True)
-    cells = _panel("accumulation", _each(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
+    cells = _panel("accumulation", _combine(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
     cells += _panel(
         "accumulation",
-        _each(remembering, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
+        _combine(remembering, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
     )
     for epsilon in (0.5, 1.0, 4.0):
         arm = replace(adult, epsilon=epsilon)
-        cells += _panel("ratio", _each(arm, send=flat)) + _panel(
-            "ratio", _each(arm, send=SELECTIONS, ratio=RATIOS)
+        cells += _panel("ratio", _combine(arm, send=flat)) + _panel(
+            "ratio", _combine(arm, send=SELECTIONS, ratio=RATIOS)
         )
     fixed = replace(adult, rounds=FIXED_ROUNDS)
-    cells += _panel("batch_size", _each(fixed, batch=BATCHES, send=flat))
+    cells += _panel("batch_size", _combine(fixed, batch=BATCHES, send=flat))
     return cells + _panel(
-        "batch_size", _each(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
+        "batch_size", _combine(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
     )
 
 

@@ -42,7 +42,7 @@ def network_for(shape: tuple[int, ...]) -> str:
     return "training_cnn" if len(shape) == 3 else "mlp"
 
 
-def _equally(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+def _split_at_random(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
     return iid(len(data.train_y), clients, min(50, len(data.train_y)), rng)
 
 
@@ -69,7 +69,7 @@ def setup_of(dataset: str) -> Setup:
 
     Digits are no data of the papers: they stand in for MNIST where its files are not there.
     """
-    return SETUPS.get(dataset, Setup(5, 100, 0, (1, 28, 28), 10, _equally, 100))
+    return SETUPS.get(dataset, Setup(5, 100, 0, (1, 28, 28), 10, _split_at_random, 100))
 
 
 def split_among(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:

@@ -1,4 +1,4 @@
-"""Shared fixtures: where the real data lie, the rule that CI may not skip for want of them, double precision."""
+"""Shared fixtures: the real data, which CI may not skip for want of, and double precision."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def data_root() -> Path:
 
 @pytest.fixture
 def double():
-    """Count in float64: what rounding does to a path of many steps stays far below what a test asks for."""
+    """Compute in float64: rounding over many steps then stays far below what a test asks for."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

@@ -46,7 +46,7 @@ def client_update(
     local_lr: float,
     rule: tuple[float, str] | None,
 ) -> Tensors:
-    """Return weights after minus weights before L steps of gradient descent on clipped batch means."""
+    """Return the update of weights by L steps of gradient descent on clipped batch means."""
     local = copy.deepcopy(model).double()
     before = {name: p.detach().clone() for name, p in local.named_parameters()}
     for positions in batches:
@@ -130,7 +130,7 @@ def dlg_one_victim(
     iterations: int,
     stop_loss: float,
 ) -> tuple[torch.Tensor, float, str]:
-    """Attack one gradient with torch.optim.LBFGS and plain double backward, as the published code does.
+    """Attack one gradient as the published code does: torch.optim.LBFGS, plain double backward.
 
     Returns
     -------

@@ -75,7 +75,8 @@ def test_the_label_of_one_example_is_found_for_every_class(name, seed):
 
 
 @pytest.mark.parametrize("labels", [
-    [2, 7], [0, 3, 5, 9], [1, 4, 6, 8], [5, 5], [0, 0, 0, 9], [3, 3, 7, 7], [4, 4, 4, 4], [1, 1, 1, 6, 6, 6],
+    [2, 7], [0, 3, 5, 9], [1, 4, 6, 8], [5, 5], [0, 0, 0, 9], [3, 3, 7, 7], [4, 4, 4, 4],
+    [1, 1, 1, 6, 6, 6],
 ])  # fmt: skip
 def test_the_labels_of_a_small_batch_are_found_with_their_counts(labels):
     model = build("training_cnn", SHAPE, 10, torch.Generator().manual_seed(0))

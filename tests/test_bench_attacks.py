@@ -27,26 +27,28 @@ def test_both_engines_take_the_same_steps(double):
 
 def test_a_bench_writes_every_engine_and_keeps_other_data_sets(tmp_path):
     path = tmp_path / "bench.csv"
-    kept = dict.fromkeys(bench_attacks.COLUMNS, "1") | {"dataset": "other"}
-    pd.DataFrame([kept]).to_csv(path, index=False)
+    other_row = dict.fromkeys(bench_attacks.COLUMNS, "1") | {"dataset": "other"}
+    pd.DataFrame([other_row]).to_csv(path, index=False)
     bench_attacks.bench(["digits"], victims=2, iterations=1, repetitions=1, path=path, counts=(2,))
     frame = pd.read_csv(path)
     assert list(frame.columns) == bench_attacks.COLUMNS
     assert list(frame["dataset"]) == ["other", "digits", "digits"]
-    own = frame[frame["dataset"] == "digits"]
-    assert list(own["engine"]) == ["one_at_a_time", "ours"]
-    assert (own["ms_per_victim_evaluation"] > 0).all() and own["success_rate"].between(0, 1).all()
+    digits = frame[frame["dataset"] == "digits"]
+    assert list(digits["engine"]) == ["one_at_a_time", "ours"]
+    assert (digits["ms_per_victim_evaluation"] > 0).all() and digits["success_rate"].between(
+        0, 1
+    ).all()
 
 
 @pytest.mark.parametrize("dataset", bench_attacks.DATASETS)
 def test_the_record_has_both_engines_at_every_number_of_victims(dataset):
     frame = pd.read_csv(MEASURED / "attack_performance.csv")
     assert list(frame.columns) == bench_attacks.COLUMNS
-    own = frame[frame["dataset"] == dataset]
-    found = set(own[["engine", "victims"]].itertuples(index=False, name=None))
-    assert found == {
+    rows = frame[frame["dataset"] == dataset]
+    counts = set(rows[["engine", "victims"]].itertuples(index=False, name=None))
+    assert counts == {
         (engine, count) for engine in ("one_at_a_time", "ours") for count in bench_attacks.COUNTS
     }
-    assert (own["paired_victims"] >= 100).all(), "a rate of fewer says too little"
-    rates = own.groupby("engine")["success_rate"].first()
+    assert (rows["paired_victims"] >= 100).all(), "a rate of fewer says too little"
+    rates = rows.groupby("engine")["success_rate"].first()
     assert abs(rates["ours"] - rates["one_at_a_time"]) <= 0.05

@@ -1,4 +1,4 @@
-"""Chapter 02: the learned attacker's cells, the rest of Table 3, and the page's reading of any part of the records."""
+"""Chapter 02: the learned attacker's cells, the rest of Table 3, the page with any record."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,10 +47,10 @@ def digits():
 def made_up(cell, rate=1.0):
     """Return a result of the right form with this success rate, with no attack at all."""
     n = cell.victims * cell.seeds
-    found = {name: np.full((n, 1), 0.05) for name in ("mse", "ssim", "grey_mse", "mean_mse")}
-    found |= {"success": np.arange(n)[:, None] < rate * n, "iterations": np.full((n, 1), 7)}
-    found |= {name: np.zeros((n, 1), dtype=bool) for name in ("label_right", "mean_success")}
-    return found | {
+    result = {name: np.full((n, 1), 0.05) for name in ("mse", "ssim", "grey_mse", "mean_mse")}
+    result |= {"success": np.arange(n)[:, None] < rate * n, "iterations": np.full((n, 1), 7)}
+    result |= {name: np.zeros((n, 1), dtype=bool) for name in ("label_right", "mean_success")}
+    return result | {
         "attack_iterations": np.ones(n),
         "status": np.full(n, "stalled"),
         "seconds": np.array(0.0),
@@ -76,18 +76,18 @@ def rest(**wanted):
 @pytest.mark.parametrize("table", ["attacks/clipping", "attacks/noise"])
 def test_recorded_rows_keep_their_key(table):
     columns = list(pd.read_csv(MEASURED / f"{table}.csv", nrows=0).columns)
-    own = [name for name in chapter.record_key(GRID[table][0]) if name != "seeds"]
-    assert columns[: len(own)] == own
+    names = [name for name in chapter.record_key(GRID[table][0]) if name != "seeds"]
+    assert columns[: len(names)] == names
 
 
 def test_every_claim_finds_its_cells_in_the_grid(tmp_path):
     for table, cells in GRID.items():
         record(tmp_path, table, cells)
     for entry in (c for c in claims.load_claims() if c["chapter"] == "02"):
-        found = claims.verdict(entry, tmp_path)
-        assert found.status in ("reproduced", "not reproduced", "refuted") and found.cells, entry[
-            "id"
-        ]
+        verdict = claims.verdict(entry, tmp_path)
+        assert verdict.status in ("reproduced", "not reproduced", "refuted") and verdict.cells, (
+            entry["id"]
+        )
 
 
 def test_public_images_are_no_attacked_clients():
@@ -129,8 +129,8 @@ def test_types_0_and_1_are_two_names_of_one_attack(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
     monkeypatch.setattr(run.leakage, "measure", lambda c, *_: calls.append(c) or made_up(c))
-    found = run.EXPERIMENT.finish([one, zero], workers=1)
-    assert [c.threat_type for c, _ in found] == ["type_1", "type_0"] and len(calls) == 1
+    results = run.EXPERIMENT.finish([one, zero], workers=1)
+    assert [c.threat_type for c, _ in results] == ["type_1", "type_0"] and len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -151,18 +151,18 @@ def test_the_server_receives_what_left_the_client(method):
 
 @pytest.mark.parametrize("method", ["quantile_clip", "adaclip"])
 def test_in_the_first_round_adaptive_clipping_is_clipping_at_its_first_bound(method, monkeypatch):
-    """The tap example holds the gradient clipped to C₀ = 0.5, bare; the update carries noise of lr·σC₀/B."""
+    """The tap example holds the bare gradient clipped to C₀ = 0.5, the update noise of lr·σC₀/B."""
     data, cell = (
         digits(),
         chapter.ThreatCell("digits", method, batch_size=2, clip_norm=0.5, **SMALL),
     )
     flat = Defense("flat", per_example=PerExample(Clip(0.5, "all")))
-    own = leakage.scene(cell, data, 0, CPU).observations
+    observed = leakage.scene(cell, data, 0, CPU).observations
     noisy = leakage.scene(replace(cell, tap="update"), data, 0, CPU).observations
     monkeypatch.setattr(chapter.ThreatCell, "defense", flat)
     expected = leakage.scene(cell, data, 0, CPU).observations
     quiet = leakage.scene(replace(cell, tap="update"), data, 0, CPU).observations
-    for mine, its in zip(own, expected, strict=True):
+    for mine, its in zip(observed, expected, strict=True):
         for name, value in mine.values.items():
             torch.testing.assert_close(value, its.values[name], rtol=1e-4, atol=1e-7)
     parts = [
@@ -183,9 +183,8 @@ def test_the_whole_of_table_3_stands_with_any_part_of_the_records(tmp_path):
     record(tmp_path, "fed_alpha_cdp/table_3_rest", GRID["fed_alpha_cdp/table_3_rest"], rate=0.02)
     rows = adaptive_rows.table_3(tmp_path).rows
     assert len(rows) == 36 + 4
-    assert (
-        sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20
-    )  # 12 and 8 with two readings
+    # 12 and 8 with two readings
+    assert sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20
     here = {(row[0], row[1]): row for row in rows}
     quantile = here["MNIST, type 1", "quantile clipping"]
     assert quantile[2:7] == ["yes", "2 % [1, 7]", "0.5113", "0.050 ± 0.000", "9 / 7"]
@@ -207,8 +206,8 @@ def test_table_3_takes_fed_sdp_from_table_vii(tmp_path):
     )
     record(tmp_path, "fed_cdp/table_7", [point], key=threat_types.record_key)
     rows = adaptive_rows.table_3(tmp_path).rows
-    found = [[*row[:4], row[7]] for row in rows if row[-1].status is not Status.NOT_RUN]
-    assert found == [
+    measured = [[*row[:4], row[7]] for row in rows if row[-1].status is not Status.NOT_RUN]
+    assert measured == [
         [f"MNIST, type {t}", "Fed-SDP at client", "no", "100 % [96, 100]", "—"] for t in (0, 1)
     ]
 
@@ -216,19 +215,17 @@ def test_table_3_takes_fed_sdp_from_table_vii(tmp_path):
 def test_published_successes_are_counted_against_the_guesses(tmp_path):
     assert adaptive_rows.guessed(tmp_path) == {"grey": (0, 0), "class mean": (0, 0)}
     record(tmp_path, "fed_alpha_cdp/table_3_rest", rest(method="adaclip"))
-    assert adaptive_rows.guessed(tmp_path) == {
-        "grey": (6, 6),
-        "class mean": (6, 6),
-    }  # all above 0.05
+    # all above 0.05
+    assert adaptive_rows.guessed(tmp_path) == {"grey": (6, 6), "class mean": (6, 6)}
 
 
 def test_curves_keep_the_cell_with_most_trials(tmp_path):
     cells = [c for c in GRID["attacks/noise"] if c.arm == "naive"][:2]
     record(tmp_path, "attacks/noise", [replace(c, seeds=2) for c in cells], rate=0.5)
     record(tmp_path, "attacks/noise", cells[:1], rate=1.0)
-    found = adaptive_rows.curves("attacks/noise", {"method": "gaussian"}, "arm", folder=tmp_path)
-    assert [(x, y) for x, y, *_ in found["naive"]] == [(1e-4, 1.0), (1e-3, 0.5)]
-    assert [band[2:] for band in found["naive"]] == [
+    drawn = adaptive_rows.curves("attacks/noise", {"method": "gaussian"}, "arm", folder=tmp_path)
+    assert [(x, y) for x, y, *_ in drawn["naive"]] == [(1e-4, 1.0), (1e-3, 0.5)]
+    assert [band[2:] for band in drawn["naive"]] == [
         wilson_interval(100, 100),
         wilson_interval(20, 40),
     ]
@@ -267,6 +264,5 @@ def test_values_may_be_published_under_another_name(tmp_path):
     frame = claims.measured("fed_alpha_cdp/table_3_rest", tmp_path)
     test = {"check": "values", "published": "fed_alpha_cdp/table_3"}
     held = claims.check(test, {"table": "fed_alpha_cdp/table_3_rest"}, frame)
-    assert (
-        len(held) == 9 and sum(held) == 3
-    )  # all three types succeed; no distance and no iterations
+    # all three types succeed; no distance and no iterations
+    assert len(held) == 9 and sum(held) == 3

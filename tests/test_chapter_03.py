@@ -1,4 +1,4 @@
-"""Chapter 03: its parameters, its records against a fresh computation, its verdicts, its coding exercise."""
+"""Chapter 03: parameters, records against a fresh computation, verdicts, the coding exercise."""
 
 import ast
 import collections
@@ -48,18 +48,20 @@ def points():
     }
 
 
-# ---- parameters --------------------------------------------------------------------------------------------
+# ---- parameters ----------------------------------------------------------------------------------
 
 
 def test_the_parameters_cell_equals_the_settings_class():
     (text,) = [text for text, meta in sources("code") if "parameters" in meta.get("tags", [])]
-    found = {}
+    parameters = {}
     for line in text.splitlines():
         code, _, comment = line.partition("  # ")
         (node,) = ast.parse(code).body
-        found[node.target.id] = (ast.literal_eval(node.value), comment)
+        parameters[node.target.id] = (ast.literal_eval(node.value), comment)
     fields = CountingPrivacy.model_fields
-    assert found == {name: (field.default, field.description) for name, field in fields.items()}
+    assert parameters == {
+        name: (field.default, field.description) for name, field in fields.items()
+    }
     assert CountingPrivacy().profile == "quick"
 
 
@@ -110,7 +112,7 @@ def test_every_method_of_the_parameters_is_stated(method):
     assert both.paper.epsilon > 0 and both.proved.epsilon > 0
 
 
-# ---- records -----------------------------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", RECORDED)
@@ -150,7 +152,7 @@ def test_recording_keeps_what_stands(tmp_path):
         experiment.record(EXPERIMENT, settings, "fed_cdp/table_9", tmp_path)
 
 
-# ---- verdicts ----------------------------------------------------------------------------------------------
+# ---- verdicts ------------------------------------------------------------------------------------
 
 EXPECTED = {  # table entries: the cells on which they hold, of how many
     "fed_cdp.table_6": (30, 30),
@@ -181,23 +183,23 @@ REFUTED = {
 
 
 def test_verdicts_of_the_chapter():
-    found = {
+    verdicts = {
         entry["id"]: claims.verdict(entry)
         for entry in claims.load_claims()
         if entry["chapter"] == "03"
     }
-    assert set(found) == set(EXPECTED) | REFUTED | {"fed_alpha_cdp.printed_schedules"}
-    assert {name: (v.held, v.cells) for name, v in found.items() if name in EXPECTED} == EXPECTED
-    for name, one in found.items():
+    assert set(verdicts) == set(EXPECTED) | REFUTED | {"fed_alpha_cdp.printed_schedules"}
+    assert {name: (v.held, v.cells) for name, v in verdicts.items() if name in EXPECTED} == EXPECTED
+    for name, verdict in verdicts.items():
         expected = (
             "refuted"
             if name in REFUTED
             else "reproduced"
-            if one.held == one.cells
+            if verdict.held == verdict.cells
             else "not reproduced"
         )
-        assert one.status == expected, name
-        assert one.status != "refuted" or one.note
+        assert verdict.status == expected, name
+        assert verdict.status != "refuted" or verdict.note
 
 
 def test_verdicts_can_fail(tmp_path):
@@ -249,13 +251,19 @@ def test_the_table_of_a_page_shows_every_recorded_cell():
 
 
 def test_readings_stand_where_the_argument_puts_them():
-    found = {case.case: case.found for case in statements.readings()}
-    assert found["as published"] == pytest.approx(0.8227, abs=1e-4)
-    assert found["privacy loss distribution"] < found["today's conversion"] < found["as published"]
-    assert found["M = 3 tensors clipped"] == pytest.approx(1.468, abs=1e-3)
-    assert found["honest sampling"] == pytest.approx(0.849, abs=1e-3)
-    assert found["all ten copies"] == pytest.approx(2.72, abs=5e-3)
-    assert found["all of it"] > max(value for name, value in found.items() if name != "all of it")
+    epsilons = {case.case: case.found for case in statements.readings()}
+    assert epsilons["as published"] == pytest.approx(0.8227, abs=1e-4)
+    assert (
+        epsilons["privacy loss distribution"]
+        < epsilons["today's conversion"]
+        < epsilons["as published"]
+    )
+    assert epsilons["M = 3 tensors clipped"] == pytest.approx(1.468, abs=1e-3)
+    assert epsilons["honest sampling"] == pytest.approx(0.849, abs=1e-3)
+    assert epsilons["all ten copies"] == pytest.approx(2.72, abs=5e-3)
+    assert epsilons["all of it"] > max(
+        value for name, value in epsilons.items() if name != "all of it"
+    )
 
 
 def test_the_page_goes_on_where_tensorflow_privacy_is_absent(monkeypatch):
@@ -271,7 +279,7 @@ def test_the_page_goes_on_where_tensorflow_privacy_is_absent(monkeypatch):
     assert "not installed" in names["second"] and "nothing was compared" in glued["second_library"]
 
 
-# ---- the coding exercise -----------------------------------------------------------------------------------
+# ---- the coding exercise -------------------------------------------------------------------------
 
 
 def test_the_coding_exercise_can_be_solved_and_failed():

@@ -1,4 +1,4 @@
-"""Chapter 04: every engine gives the loop's update, its records are whole, its exercise can be solved and failed."""
+"""Chapter 04: engines give the loop's update, records are whole, exercises can be failed."""
 
 import json
 import re
@@ -35,8 +35,8 @@ def test_the_fast_engine_gives_the_update_of_the_loop_as_written(dataset, clip_n
     defense = fed_cdp(clip_norm=clip_norm, noise_scale=0.0) if clip_norm else non_private()
     exact = chapter.Written(clip_norm, noise_scale=0.0)(double)
     assert chapter.distance(chapter.fast(defense)(double), exact) < 1e-10
-    other = chapter.Written(3.9 if clip_norm == 0.05 else 0.05, noise_scale=0.0)(double)
-    assert chapter.distance(other, exact) > 1e-3, "the distance sees another clip"
+    wrong = chapter.Written(3.9 if clip_norm == 0.05 else 0.05, noise_scale=0.0)(double)
+    assert chapter.distance(wrong, exact) > 1e-3, "the distance sees another clip"
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,8 @@ def test_the_loop_s_noise_has_the_spread_it_says(largest, on_batch):
         scale = max(norms)
     batch = scene.plan.batch_size
     expected = scene.plan.local_lr * sigma * scale * (1 if on_batch else batch**0.5) / batch
-    assert float(noise.std()) == pytest.approx(
-        expected, rel=0.02
-    )  # 78,200 draws: below 1e-12 to fail by chance
+    # 78,200 draws: below 1e-12 to fail by chance
+    assert float(noise.std()) == pytest.approx(expected, rel=0.02)
 
 
 def test_fed_sdp_clips_and_noises_the_update_once():
@@ -130,13 +129,13 @@ def test_the_bench_s_record_has_every_engine_and_workload():
     frame = pd.read_csv(MEASURED / "performance.csv")
     assert list(frame.columns) == bench_record.COLUMNS
     for workload in bench.WORKLOADS:
-        own = frame[frame["workload"] == workload]
+        rows = frame[frame["workload"] == workload]
         expected = {e for e in bench.ENGINES if not e.startswith("opacus_")} | {"opacus"}
         expected -= {"products_alone"}  # it stands in the floor
-        assert set(own["engine"]) - set(bench.COMPILED) - {"floor"} == expected
-        private = own[own["engine"] == "ours_private"][["participants", "workers"]]
-        found = set(private[["participants", "workers"]].itertuples(index=False, name=None))
-        assert {(20, 1), (100, 1), (100, 2), (1000, 1)} <= found
+        assert set(rows["engine"]) - set(bench.COMPILED) - {"floor"} == expected
+        private = rows[rows["engine"] == "ours_private"][["participants", "workers"]]
+        sizes = set(private[["participants", "workers"]].itertuples(index=False, name=None))
+        assert {(20, 1), (100, 1), (100, 2), (1000, 1)} <= sizes
 
 
 # ---- the bench ----------------------------------------------------------------------------
@@ -171,9 +170,8 @@ def test_the_bench_writes_every_engine_and_every_ratio(few, tmp_path):
     }
     assert set(ratios["ratio"]) == expected
     shares = ratios[ratios["ratio"].str.startswith("share of")]["median"]
-    assert shares.sum() == pytest.approx(
-        1, abs=0.3
-    )  # medians of parts that add up to the whole in each repetition
+    # medians of parts that add up to the whole in each repetition
+    assert shares.sum() == pytest.approx(1, abs=0.3)
     bench.bench(["tiny"], 1, path, ["engines"])
     assert len(pd.read_csv(path)) == len(engines), (
         "a row that is measured again takes the place of the old one"
@@ -261,9 +259,8 @@ def test_the_kernel_s_multiplications_follow_the_zeros():
             model[0].weight.fill_(1.0)
         counts = {w.name: w.kernel for w in multiplications(model, torch.ones(2, 1, 28, 28))}
         assert counts[second] == active * 9 * 32
-    assert (
-        counts["second convolution, forward"] == 16 * 25 * 32 * 64
-    )  # Winograd: 16 products a window, by 25 windows
+    # Winograd: 16 products a window, by 25 windows
+    assert counts["second convolution, forward"] == 16 * 25 * 32 * 64
 
 
 def test_the_coding_exercise_can_be_solved_and_failed():
@@ -279,9 +276,8 @@ def test_the_coding_exercise_can_be_solved_and_failed():
     module.__dict__["torch"] = torch
     exec(check.partition("\n\n\ntry:")[0] + "\n" + solution, module.__dict__)
     assert module.check_my_norms(module.my_norms)
-    assert not module.check_my_norms(
-        lambda g, x: g.norm(dim=2) * x.norm(dim=2)
-    )  # the bias forgotten
+    # the bias forgotten
+    assert not module.check_my_norms(lambda g, x: g.norm(dim=2) * x.norm(dim=2))
 
     def formed(g, x):
         return torch.cat([(g[..., None] * x[:, :, None]).flatten(2), g], dim=2).norm(dim=2)

@@ -34,67 +34,71 @@ PAGE = ROOT / "notebooks" / "05_fed_cdp.ipynb"
 
 
 def accuracy_at(point):
-    """Return a made-up accuracy that falls with the noise of a round's mean: 0.97 without, 0.5 at z/√K_t = 1."""
+    """Return a made-up accuracy that falls with a round's noise, from 0.97 to 0.5 at z/√K_t = 1."""
     return 0.1 + 0.87 / (1 + point.multiplier / math.sqrt(point.participants))
 
 
 def made_up(point):
     """Return a result of the right form for any point of the grid, with no training at all."""
     if isinstance(point, fed_cdp_utility.Utility):
-        found = {name: np.array([1.0, 2.0, 3.0]) for name in ("signal", "noise", "predicted_noise")}
-        found |= {"bounds": np.array([0.1, 0.2]), "flipped": np.array([False, True])}
-        return found | {name: np.array(2.0) for name in ("gradient_noise", "step_noise", "seconds")}
+        result = {
+            name: np.array([1.0, 2.0, 3.0]) for name in ("signal", "noise", "predicted_noise")
+        }
+        result |= {"bounds": np.array([0.1, 0.2]), "flipped": np.array([False, True])}
+        return result | {
+            name: np.array(2.0) for name in ("gradient_noise", "step_noise", "seconds")
+        }
     accuracy = np.full(point.seeds, accuracy_at(point))
-    found = {
+    result = {
         "accuracy": accuracy,
         "test_accuracy": accuracy,
         "rounds_run": np.full(point.seeds, point.rounds),
     }
-    found |= {
+    result |= {
         "diverged": np.zeros(point.seeds),
         "growth": np.ones(point.seeds),
         "seconds": np.array(0.0),
     }
-    return found | {"norms": np.ones((point.rounds, point.local_iterations, 3))}
+    return result | {"norms": np.ones((point.rounds, point.local_iterations, 3))}
 
 
 def record(folder, names):
-    """Write made-up records of these parts at the full settings, a table at once, in the recording's own form."""
+    """Write made-up records of these parts at the full settings, as a recording would."""
     rows = {}
     for name in names:
         part = PARTS[name]
         for cell in (c for dataset in part.datasets for c in part.make(FULL, dataset, EveryRate())):
             keys = {k: v for k, v in cell.key.items() if k != "seeds"}
             for metric, values in cell.values([made_up(cell.points[0])]).items():
-                own = {"seeds": cell.seeds, "seconds": 0.0}
-                rows.setdefault(part.table, []).append(keys | {"metric": metric} | values | own)
-    for table, found in rows.items():
+                meta = {"seeds": cell.seeds, "seconds": 0.0}
+                rows.setdefault(part.table, []).append(keys | {"metric": metric} | values | meta)
+    for table, table_rows in rows.items():
         path = folder / "fed_cdp" / f"{table}.csv"
         path.parent.mkdir(exist_ok=True)
-        pd.DataFrame(found).to_csv(path, index=False, float_format="%.6g")
+        pd.DataFrame(table_rows).to_csv(path, index=False, float_format="%.6g")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with made-up records of the parts that tables and curve are read from."""
-    made = tmp_path_factory.mktemp("records")
+    root = tmp_path_factory.mktemp("records")
     names = "learning_rates table_2_100_5 table_2_100_10 noise local_iterations table_4 utility"
-    record(made, names.split())
-    return made
+    record(root, names.split())
+    return root
 
 
-# ---- reading rows ------------------------------------------------------------------------------------------
+# ---- reading rows --------------------------------------------------------------------------------
 
 
 def test_a_recorded_row_is_read_back_as_the_point_it_was_made_of(folder):
     for name in ("table_2_100_5", "noise", "table_4"):
         part = PARTS[name]
         wanted = {cell.points[0] for d in part.datasets for cell in part.make(FULL, d, EveryRate())}
-        found = {
+        points = {
             fed_cdp_rows.point_of(c)
             for c in claims.cells(claims.measured(f"fed_cdp/{part.table}", folder))
         }
-        assert wanted <= found
+        assert wanted <= points
     held = claims.cells(claims.measured("fed_cdp/learning_rates", folder))
     assert all(fed_cdp_rows.point_of(c).held_out for c in held)
 
@@ -131,12 +135,12 @@ def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
 def test_the_nearest_cell_is_of_the_same_arm(folder):
     cells = claims.cells(claims.measured("fed_cdp/table_2", folder))
     point = Training("mnist", "fed_cdp", "code", participants=9, rounds=4, local_iterations=50)
-    found = fed_cdp_rows.nearest_cell(point, cells)
+    nearest = fed_cdp_rows.nearest_cell(point, cells)
     assert (
-        found["method"],
-        found["setting"],
-        found["participants"],
-        found["local_iterations"],
+        nearest["method"],
+        nearest["setting"],
+        nearest["participants"],
+        nearest["local_iterations"],
     ) == (
         "fed_cdp",
         "code",
@@ -150,7 +154,7 @@ def test_the_nearest_cell_is_of_the_same_arm(folder):
     assert fed_cdp_rows.nearest_cell(replace(point, dataset="digits"), cells) is None
 
 
-# ---- ε -----------------------------------------------------------------------------------------------------
+# ---- ε -------------------------------------------------------------------------------------------
 
 
 def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
@@ -170,8 +174,11 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
             fed_cdp_rows.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
         )
         tight = replace(point, clip_norm=0.5)  # noise is in units of C
-        own = audit.statement(tight.defense, tight.plan(0), held, delta=1e-5, unit=unit)
-        assert own.proved.epsilon == both.proved.epsilon and own.paper.epsilon == both.paper.epsilon
+        stated = audit.statement(tight.defense, tight.plan(0), held, delta=1e-5, unit=unit)
+        assert (
+            stated.proved.epsilon == both.proved.epsilon
+            and stated.paper.epsilon == both.paper.epsilon
+        )
         computed = fed_cdp_rows.spent.cache_info().misses
         assert fed_cdp_rows.epsilons(tight) == fed_cdp_rows.epsilons(point)
         assert fed_cdp_rows.spent.cache_info().misses == computed, "one computation serves every C"
@@ -182,19 +189,19 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
     fed_cdp_rows.spent.cache_clear()
 
 
-# ---- published beside measured -----------------------------------------------------------------------------
+# ---- published beside measured -------------------------------------------------------------------
 
 
 def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
     frame = claims.select(claims.measured("fed_cdp/table_2", folder), {"local_iterations": "100"})
-    found = claims.compare("fed_cdp/table_2", frame)
-    ran = [c for c in found if c.cell is not None]
+    comparisons = claims.compare("fed_cdp/table_2", frame)
+    ran = [c for c in comparisons if c.cell is not None]
     assert {(c.printed["clients"], c.printed["participation"]) for c in ran} == {
         ("100", "0.05"),
         ("100", "0.10"),
     }
-    assert len(ran) == 2 * 9 and len(found) - len(ran) == 48 - 2 * 4
-    assert {claims.judge([c]).status for c in found if c.cell is None} == {Status.NOT_RUN}
+    assert len(ran) == 2 * 9 and len(comparisons) - len(ran) == 48 - 2 * 4
+    assert {claims.judge([c]).status for c in comparisons if c.cell is None} == {Status.NOT_RUN}
     for c in ran:
         held = abs(c.cell["accuracy"] - float(c.printed["value"])) <= max(
             2 * c.cell["accuracy_std"], 0.01
@@ -207,40 +214,43 @@ def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
 
 
 def test_a_smaller_population_is_a_reduced_setting(folder):
-    found = claims.compare("fed_cdp/table_4", claims.measured("fed_cdp/table_4", folder))
+    comparisons = claims.compare("fed_cdp/table_4", claims.measured("fed_cdp/table_4", folder))
     words = {
         (c.printed["dataset"], claims.judge([c]).status is Status.REDUCED_SETTING)
-        for c in found
+        for c in comparisons
         if c.cell
     }
     assert words == {("mnist", True), ("adult", False), ("cancer", False)}
 
 
-# ---- the curve ---------------------------------------------------------------------------------------------
+# ---- the curve -----------------------------------------------------------------------------------
 
 
 def test_the_curve_holds_each_training_once_in_the_order_of_its_noise(folder):
     tables = {name: claims.measured(f"fed_cdp/{name}", folder) for name in ("noise", "table_2")}
-    found = fed_cdp_rows.noise_points(tables)
-    assert [p.x for p in found] == sorted(p.x for p in found)
-    assert len({p.point for p in found}) == len(found)
-    assert {p.point.method for p in found} == {"fed_cdp"} and {
-        p.point.local_iterations for p in found
+    points = fed_cdp_rows.noise_points(tables)
+    assert [p.x for p in points] == sorted(p.x for p in points)
+    assert len({p.point for p in points}) == len(points)
+    assert {p.point.method for p in points} == {"fed_cdp"} and {
+        p.point.local_iterations for p in points
     } == {100}
-    for p in found:
+    for p in points:
         assert p.accuracy == pytest.approx(accuracy_at(p.point), rel=1e-4)
         assert p.x == pytest.approx(p.point.multiplier / p.point.participants**0.5)
     # 0.1 + 0.87 / (1 + x) ≥ 0.9 up to x = 0.0875: of the recorded z/√10 that is z = 0.1, and z =
     # 0.5 misses it
-    assert fed_cdp_rows.bracket(found, 0.9) == pytest.approx(
+    assert fed_cdp_rows.bracket(points, 0.9) == pytest.approx(
         (0.1 / math.sqrt(10), 0.5 / math.sqrt(10))
     )
-    assert fed_cdp_rows.bracket(found, 0.99) == (None, 0.0)
-    assert fed_cdp_rows.bracket(found, 0.0) == (found[-1].x, None)
+    assert fed_cdp_rows.bracket(points, 0.99) == (None, 0.0)
+    assert fed_cdp_rows.bracket(points, 0.0) == (points[-1].x, None)
     assert fed_cdp_rows.bracket([], 0.9) == (None, None)
-    low, *_, high = (p for p in found if 0.01 < p.x < 1)  # a miss below a hit widens the range
+    low, *_, high = (p for p in points if 0.01 < p.x < 1)  # a miss below a hit widens the range
     torn = [replace(low, accuracy=0.0), replace(high, accuracy=1.0)]
-    assert fed_cdp_rows.bracket([replace(found[0], x=0.0, accuracy=1.0), *torn], 0.5) == (0.0, None)
+    assert fed_cdp_rows.bracket([replace(points[0], x=0.0, accuracy=1.0), *torn], 0.5) == (
+        0.0,
+        None,
+    )
     assert fed_cdp_rows.bracket([*torn, replace(high, x=5.0, accuracy=0.0)], 0.5) == (None, 5.0)
     assert fed_cdp_rows.noise_points({name: t.iloc[:0] for name, t in tables.items()}) == []
 
@@ -270,8 +280,8 @@ def test_a_sweep_at_one_rate_is_not_called_tuned():
     assert (best.rate, best.tuned, best.accuracy, best.point.local_lr) == ("best", True, 0.7, 0.01)
     (tried,) = fed_cdp_rows.noise_points({"every_rate": pd.concat(grid[:2])})
     assert tried.accuracy == 0.002
-    other = [rows.assign(participants="20") for rows in grid]
-    assert len(fed_cdp_rows.noise_points({"every_rate": pd.concat(grid + other)})) == 2
+    elsewhere = [rows.assign(participants="20") for rows in grid]
+    assert len(fed_cdp_rows.noise_points({"every_rate": pd.concat(grid + elsewhere)})) == 2
     often = frame(6.0).assign(seeds="3", mean=0.6)
     for tables in (
         {"noise": frame(6.0), "table_2": often},
@@ -301,7 +311,7 @@ def test_the_break_even_noise_makes_the_ratio_one():
     assert fed_cdp_rows.break_even([]) is None
 
 
-# ---- the page ----------------------------------------------------------------------------------------------
+# ---- the page ------------------------------------------------------------------------------------
 
 
 def sources():
@@ -315,8 +325,12 @@ def test_a_split_needs_labels_alone():
         assert not len(part.train_x) and part.example_shape == whole.example_shape
         for kind in ("train", "validation", "test"):
             np.testing.assert_array_equal(getattr(part, f"{kind}_y"), getattr(whole, f"{kind}_y"))
-        one, other = (setup_of(name).split(d, 10, np.random.default_rng(0)) for d in (whole, part))
-        assert all(np.array_equal(a, b) for a, b in zip(one.indices, other.indices, strict=True))
+        of_whole, of_labels = (
+            setup_of(name).split(d, 10, np.random.default_rng(0)) for d in (whole, part)
+        )
+        assert all(
+            np.array_equal(a, b) for a, b in zip(of_whole.indices, of_labels.indices, strict=True)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +347,7 @@ MANY = tuple(name for name in PARTS if not name.startswith("table_2_10000"))
     "parts", [(), ("learning_rates", "noise"), MANY], ids=["nothing", "some", "most"]
 )
 def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, monkeypatch):
-    """Every cell runs on digits at the smallest settings, whatever is recorded; the trainings are real."""
+    """Every cell runs on digits at the smallest settings, whatever is recorded; all is trained."""
     record(tmp_path, parts)
     for function in (claims.measured, claims.verdict, run.chosen_rates):
         monkeypatch.setattr(function, "__defaults__", (tmp_path,))

@@ -1,4 +1,4 @@
-"""Chapter 08: its arms, its cells, what is computed from them, its exact cases and its recording."""
+"""Chapter 08: arms, cells and what is computed from them, exact cases, the recording."""
 
 import functools
 import itertools
@@ -38,7 +38,7 @@ def grid():
     return {table: make(FULL) for table, make in fedsel_grid.TABLES.items()}
 
 
-# ---- parameters --------------------------------------------------------------------------------------------
+# ---- parameters ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,14 @@ def test_an_unknown_arm_is_refused(word):
         replace(ARM, **{word: "unknown"})
 
 
-# ---- arms --------------------------------------------------------------------------------------------------
+# ---- arms ----------------------------------------------------------------------------------------
 
 
 def test_budgets_of_an_arm():
     arm = replace(ARM, epsilon=2.0, ratio=0.25)
     assert arm.budgets(100, 400) == (0.5, 1.5)
-    assert replace(arm, budget="control").budgets(100, 400) == (
-        0.5,
-        2.0,
-    )  # "-C": ε whole for the value
+    # "-C": ε whole for the value
+    assert replace(arm, budget="control").budgets(100, 400) == (0.5, 2.0)
     assert replace(arm, budget="rule").budgets(100, 400) == (0.5, 1.5)
     assert replace(arm, budget="rule").budgets(100, 1) == (0.0, 2.0)  # one client: nothing to spare
     assert replace(arm, send="flat").budgets(100, 400) == (0.0, 2.0)
@@ -134,15 +132,15 @@ def test_the_plan_is_the_papers():
 
 
 def test_unscaled_and_scaled_flat_differ_by_the_learning_rate_alone():
-    """η with the factor d is dη without: the arm without the factor is the same method at a smaller step."""
+    """η with the factor d is dη without it: leaving out the factor only makes the step smaller."""
     scaled = fedsel.measure(replace(ARM, send="flat", server_lr=0.1))
     unscaled = fedsel.measure(replace(ARM, send="flat_unscaled", server_lr=3.0))  # d = 30
     assert np.allclose(scaled["curve"], unscaled["curve"], atol=0.02)
-    other = fedsel.measure(replace(ARM, send="flat_unscaled", server_lr=0.1))
-    assert not np.allclose(scaled["curve"], other["curve"], atol=0.02)
+    same_rate = fedsel.measure(replace(ARM, send="flat_unscaled", server_lr=0.1))
+    assert not np.allclose(scaled["curve"], same_rate["curve"], atol=0.02)
 
 
-# ---- training ----------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 def test_the_top_is_at_least_one_coordinate_and_never_all():
@@ -159,13 +157,13 @@ def test_folds_are_a_partition_and_new_in_every_repetition():
 
 
 def test_a_training_has_a_run_for_each_fold_and_repeats_exactly():
-    one, same, other = (fedsel.measure(replace(ARM, seed=s)) for s in (0, 0, 1))
-    assert one["curve"].shape == (6, fedsel.CHECKPOINTS)
-    assert ((one["curve"] >= 0) & (one["curve"] <= 1)).all()
-    assert np.array_equal(one["curve"], same["curve"]) and not np.array_equal(
-        one["curve"], other["curve"]
+    first, repeated, another_seed = (fedsel.measure(replace(ARM, seed=s)) for s in (0, 0, 1))
+    assert first["curve"].shape == (6, fedsel.CHECKPOINTS)
+    assert ((first["curve"] >= 0) & (first["curve"] <= 1)).all()
+    assert np.array_equal(first["curve"], repeated["curve"]) and not np.array_equal(
+        first["curve"], another_seed["curve"]
     )
-    assert len({tuple(row) for row in one["curve"]}) > 1
+    assert len({tuple(row) for row in first["curve"]}) > 1
 
 
 def test_without_noise_the_model_learns():
@@ -199,7 +197,7 @@ def test_more_than_two_classes_are_refused(monkeypatch):
         fedsel.records("digits")
 
 
-# ---- cells -------------------------------------------------------------------------------------------------
+# ---- cells ---------------------------------------------------------------------------------------
 
 
 def test_cells_have_keys_of_their_own_and_equal_columns(grid):
@@ -212,12 +210,12 @@ def test_cells_have_keys_of_their_own_and_equal_columns(grid):
 def test_table_3_has_a_cell_for_every_published_one_at_every_budget(grid):
     published = load_published("fedsel/table_3")
     wanted = set(published[["dataset", "model", "method"]].itertuples(index=False, name=None))
-    found = [cell.key for cell in grid["fedsel/table_3"]]
+    keys = [cell.key for cell in grid["fedsel/table_3"]]
     for epsilon in fedsel_grid.BUDGETS:
         assert {
-            (k["dataset"], k["model"], k["method"]) for k in found if k["epsilon"] == epsilon
+            (k["dataset"], k["model"], k["method"]) for k in keys if k["epsilon"] == epsilon
         } == wanted
-    assert len(wanted) == 24 and len(found) == 24 * len(fedsel_grid.BUDGETS)
+    assert len(wanted) == 24 and len(keys) == 24 * len(fedsel_grid.BUDGETS)
 
 
 def test_the_control_arms_stand_beside_the_papers(grid):
@@ -242,7 +240,7 @@ def test_the_control_arms_stand_beside_the_papers(grid):
 
 
 def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
-    """Every value of a claim's row filter occurs in the grid: a misspelt one would never be measured."""
+    """Every value that a claim filters rows by is in the grid: a misspelt one is never measured."""
     from fl_privacy_lib.reproduction.claims import load_claims
     from fl_privacy_lib.reproduction.records import _text
     from fl_privacy_lib.reproduction.verdict import published_setting
@@ -251,8 +249,10 @@ def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
         table: {name: {_text(cell.key[name]) for cell in cells} for name in cells[0].key}
         for table, cells in grid.items()
     }
-    own = [case.row().key for case in statement_rows()]
-    columns["fedsel/statements"] = {name: {_text(key[name]) for key in own} for name in own[0]}
+    statement_keys = [case.row().key for case in statement_rows()]
+    columns["fedsel/statements"] = {
+        name: {_text(key[name]) for key in statement_keys} for name in statement_keys[0]
+    }
     for entry in load_claims():
         if entry["chapter"] != "08" or "test" not in entry:
             continue
@@ -274,15 +274,17 @@ def results(*rows):
 
 
 def test_gain_and_loss_by_hand():
-    found = fedsel_grid.gain_and_loss(
+    metrics = fedsel_grid.gain_and_loss(
         results([0.80, 0.82], [0.84, 0.86], [0.70, 0.71], [0.76, 0.78])
     )
-    assert found["gain"]["mean"] == pytest.approx(14.5) and found["gain"]["n"] == 2
-    assert found["gain"]["std"] == pytest.approx(np.std([14, 15], ddof=1))
-    assert found["loss"]["mean"] == pytest.approx(4.0) and found["loss"]["std"] == pytest.approx(0)
-    assert found["gain_over_loss"]["mean"] == pytest.approx(10.5)
-    assert found["share_without_selection"]["mean"] == pytest.approx(6.5 / 14.5)
-    assert found["majority_without_selection"]["mean"] < 0
+    assert metrics["gain"]["mean"] == pytest.approx(14.5) and metrics["gain"]["n"] == 2
+    assert metrics["gain"]["std"] == pytest.approx(np.std([14, 15], ddof=1))
+    assert metrics["loss"]["mean"] == pytest.approx(4.0) and metrics["loss"][
+        "std"
+    ] == pytest.approx(0)
+    assert metrics["gain_over_loss"]["mean"] == pytest.approx(10.5)
+    assert metrics["share_without_selection"]["mean"] == pytest.approx(6.5 / 14.5)
+    assert metrics["majority_without_selection"]["mean"] < 0
     most = fedsel_grid.gain_and_loss(
         results([0.80, 0.82], [0.84, 0.86], [0.70, 0.72], [0.82, 0.84])
     )
@@ -297,11 +299,11 @@ def test_gain_and_loss_by_hand():
 
 
 def test_the_split_adds_up():
-    found = fedsel_grid.split(results([0.9, 0.91], [0.88, 0.90], [0.8, 0.79], [0.7, 0.66]))
-    parts = [found[name]["mean"] for name in ("scaling", "step", "selection")]
-    assert sum(parts) == pytest.approx(found["whole"]["mean"]) == pytest.approx(22.5)
+    metrics = fedsel_grid.split(results([0.9, 0.91], [0.88, 0.90], [0.8, 0.79], [0.7, 0.66]))
+    parts = [metrics[name]["mean"] for name in ("scaling", "step", "selection")]
+    assert sum(parts) == pytest.approx(metrics["whole"]["mean"]) == pytest.approx(22.5)
     assert parts == pytest.approx([11.5, 9.5, 1.5])
-    assert found["selection_at_least"]["mean"] == pytest.approx(
+    assert metrics["selection_at_least"]["mean"] == pytest.approx(
         1.5 - 2 * np.std([2, 1], ddof=1) / math.sqrt(2)
     )
 
@@ -310,18 +312,18 @@ def test_accuracies_of_a_curve():
     curve = np.array(
         [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.1, 0.4, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6]]
     )
-    found = fedsel_grid.accuracies([{"curve": curve, "server_lr": np.array(0.3)}])
-    assert found["accuracy"]["mean"] == pytest.approx(0.7)
-    assert found["accuracy_at_a_quarter"]["mean"] == pytest.approx(0.3)
+    metrics = fedsel_grid.accuracies([{"curve": curve, "server_lr": np.array(0.3)}])
+    assert metrics["accuracy"]["mean"] == pytest.approx(0.7)
+    assert metrics["accuracy_at_a_quarter"]["mean"] == pytest.approx(0.3)
     assert (
-        found["spread"]["mean"]
-        == found["accuracy"]["std"]
+        metrics["spread"]["mean"]
+        == metrics["accuracy"]["std"]
         == pytest.approx(np.std([0.8, 0.6], ddof=1))
     )
-    assert found["learning_rate"]["mean"] == 0.3
+    assert metrics["learning_rate"]["mean"] == 0.3
 
 
-# ---- mechanisms without training ---------------------------------------------------------------------------
+# ---- mechanisms without training -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["exp", "pe", "ps"])
@@ -337,7 +339,7 @@ def test_selections_as_written_have_the_mechanisms_law(method):
 
 
 def test_the_mean_of_the_flat_solution_is_the_mean_and_of_a_sparse_one_a_fraction():
-    """What Theorem 4.1's Z is: for the flat solution the clients' mean, for the two-stage one about P_j of it."""
+    """Theorem 4.1's Z is the clients' mean for the flat solution, about P_j of it in two stages."""
     flat = mechanisms.measure_noise(mechanisms.Noise("flat", "dimensions", 30, draws=20))
     sparse = mechanisms.measure_noise(mechanisms.Noise("two_stage", "dimensions", 30, draws=20))
     assert flat["signal"] == pytest.approx(0.5, abs=0.03) and flat["recovery"] < 1e-12
@@ -346,15 +348,14 @@ def test_the_mean_of_the_flat_solution_is_the_mean_and_of_a_sparse_one_a_fractio
 
 
 def test_the_error_of_the_unscaled_flat_solution_against_its_closed_form():
-    """Each coordinate's error is a mean of n independent errors of known variance; the largest of d normal ones."""
+    """The largest of d errors, each the mean of n independent ones and so nearly normal."""
     point = mechanisms.Noise("flat_unscaled", "dimensions", 30, draws=200)
     d, n, epsilon = point.setting
     x = mechanisms.vectors(n, d, 0.5, point.seed).numpy()
     std = math.sqrt(Piecewise(epsilon).variance(x).mean() / d / n)
     largest = np.abs(np.random.default_rng(0).normal(size=(100_000, d))).max(1).mean()
-    error = mechanisms.measure_noise(point)[
-        "error"
-    ]  # of 200 draws, each with a spread near a fifth: 1.4 %
+    # of 200 draws, each with a spread near a fifth: 1.4 %
+    error = mechanisms.measure_noise(point)["error"]
     assert error.mean() == pytest.approx(std * largest, rel=0.08)
 
 
@@ -381,7 +382,7 @@ def test_times_are_positive_and_grow(engine):
     assert 0 < small["microseconds"].min() < large["microseconds"].min()
 
 
-# ---- exact cases -------------------------------------------------------------------------------------------
+# ---- exact cases ---------------------------------------------------------------------------------
 
 
 def test_which_guarantees_hold_and_which_do_not():
@@ -400,9 +401,8 @@ def test_which_guarantees_hold_and_which_do_not():
     assert min(excess["lemma_2_e_eps"]) > 1e-3 and max(excess["lemma_2_e_half_eps"]) < -0.1
     assert min(excess["theorem_3_1_pe"]) > 1e-4
     assert max(excess["theorem_3_2"]) < 0
-    assert (
-        sorted(round(e, 6) > 0 for e in excess["flat_duchi"]) == [False] * 4 + [True] * 4
-    )  # odd d, even d
+    # odd d, even d
+    assert sorted(round(e, 6) > 0 for e in excess["flat_duchi"]) == [False] * 4 + [True] * 4
     (known,) = [
         c
         for c in statement_rows()
@@ -411,7 +411,7 @@ def test_which_guarantees_hold_and_which_do_not():
     assert known.found == pytest.approx(1.3106, abs=5e-5)
 
 
-# ---- recording ---------------------------------------------------------------------------------------------
+# ---- recording -----------------------------------------------------------------------------------
 
 
 def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
@@ -429,9 +429,8 @@ def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
     record(FULL, "fedsel/table_3", tmp_path)
     path = tmp_path / "fedsel" / "table_3.csv"
     frame = pd.read_csv(path, dtype=str)
-    assert (
-        len(list((tmp_path / "cache").glob("*.npz"))) == 4
-    )  # both cells rest on the same four arms
+    # both cells rest on the same four arms
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 4
     assert (
         len(frame) == 2 * 7 and set(frame["method"]) == {"a", "b"} and set(frame["n"]) <= {"1", "2"}
     )
@@ -452,12 +451,12 @@ def test_a_missing_data_set_is_named_before_anything_is_trained(tmp_path, monkey
     assert {row.points[0].dataset for row in part.rows(("bank",))} == {"bank"}
 
 
-# ---- the chapter's exercises -------------------------------------------------------------------------------
+# ---- the chapter's exercises ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def exercises():
-    """Return what the notebook's cells and the solutions define, checks included, without what they print."""
+    """Return what the notebook's cells and the solutions define, checks included; print nothing."""
     space = {
         "np": np,
         "torch": torch,
@@ -484,7 +483,7 @@ def test_calibrating_pe_can_be_solved_and_failed(exercises):
 
 
 def test_the_wrong_piecewise_can_be_found_and_missed(exercises):
-    """The solution finds it; a test at -1, 0 and 1 does not, and one that accuses everything is refused."""
+    """The solution finds it; a test at -1, 0 and 1 does not; accusing everything is refused."""
     check = exercises["check_my_test"]
     assert check(exercises["my_test"])
 

@@ -1,4 +1,4 @@
-"""The chapter contract: parts in order, figures described, no number typed, exercises that can be failed."""
+"""The chapter contract: parts in order, figures described, no typed number, fallible exercises."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def test_the_source_is_clean(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_figure_has_caption_label_and_alt_text(path):
-    found = 0
+    figures = 0
     for kind, source, meta, _ in cells(path):
         draws = kind == "code" and re.search(
             r"figures\.(?!use_style|named|NAMES)[a-z_]+\([^\n]*", source
@@ -75,12 +75,12 @@ def test_every_figure_has_caption_label_and_alt_text(path):
             continue
         if not source.rstrip().endswith(";"):
             continue
-        found += 1
+        figures += 1
         style = meta["mystnb"]
         assert len(style["image"]["alt"]) > 60
         assert style["figure"]["caption"] and style["figure"]["name"].startswith("fig-")
         assert style["image"]["classes"] == "dark-light"
-    assert found, "a chapter has figures"
+    assert figures, "a chapter has figures"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -96,7 +96,7 @@ def test_there_are_exercises_with_solutions_apart(path):
 
 
 def typed_decimals(text):
-    """Return the decimals of Markdown outside code, formulas, glued values, links and directives' options."""
+    """Return Markdown's decimals outside code, formulas, glued values, links and options."""
     text = re.sub(r"^```+\{?(?!exercise|admonition|note).*?^```+$", "", text, flags=re.M | re.S)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.S)
     text = re.sub(

@@ -1,4 +1,4 @@
-"""The ledger: its form, how published cells are joined, and verdicts that follow from rows and can fail."""
+"""The ledger: its form, joined cells, and verdicts that follow from rows and can fail."""
 
 from html import escape
 
@@ -53,9 +53,9 @@ def write_rows(folder, *rows):
     }
     path = folder / "fed_cdp" / "table_7.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = [base | row for row in rows]
-    made = [{"batch_size": {"mnist": "5", "lfw": "3"}[row["dataset"]]} | row for row in made]
-    pd.DataFrame(made).to_csv(path, index=False)
+    table = [base | row for row in rows]
+    table = [{"batch_size": {"mnist": "5", "lfw": "3"}[row["dataset"]]} | row for row in table]
+    pd.DataFrame(table).to_csv(path, index=False)
 
 
 def test_verdicts_follow_from_the_rows(tmp_path):
@@ -86,8 +86,8 @@ def test_refuted_needs_a_counter_example_in_the_rows(tmp_path):
     write_rows(tmp_path, {}, {"attacker": "clip_aware", "mean": 0.3})
     assert claims.verdict(entry(refutation=refutation), tmp_path).status == "not reproduced"
     write_rows(tmp_path, {}, {"attacker": "clip_aware", "mean": 0.9})
-    found = claims.verdict(entry(refutation=refutation), tmp_path)
-    assert found.status == "refuted" and found.note == "because"
+    outcome = claims.verdict(entry(refutation=refutation), tmp_path)
+    assert outcome.status == "refuted" and outcome.note == "because"
 
 
 def test_fewer_iterations_is_compared_data_set_by_data_set(tmp_path):
@@ -123,12 +123,13 @@ def test_ahead_compares_equal_cells_in_standard_errors(tmp_path):
     )
     alone = new | {"dataset": "lfw", "mean": 0.9}  # nothing to compare with
     for mean, errors, by, status in (  # the difference's standard error is 0.05 / 5 = 0.01
-        (0.7201, 2, 0, "reproduced"), (0.7199, 2, 0, "not reproduced"), (0.6801, -2, 0, "reproduced"),
-        (0.6799, -2, 0, "not reproduced"), (0.6901, 0, -0.01, "reproduced"), (0.7299, 2, 0.01, "not reproduced"),
+        (0.7201, 2, 0, "reproduced"), (0.7199, 2, 0, "not reproduced"),
+        (0.6801, -2, 0, "reproduced"), (0.6799, -2, 0, "not reproduced"),
+        (0.6901, 0, -0.01, "reproduced"), (0.7299, 2, 0.01, "not reproduced"),
     ):  # fmt: skip
         write_rows(tmp_path, old, new | {"mean": mean}, alone)
-        found = claims.verdict(entry(rows={}, test=test | {"errors": errors, "by": by}), tmp_path)
-        assert (found.status, found.cells) == (status, 1)
+        outcome = claims.verdict(entry(rows={}, test=test | {"errors": errors, "by": by}), tmp_path)
+        assert (outcome.status, outcome.cells) == (status, 1)
     write_rows(tmp_path, new | {"mean": 0.9})
     assert claims.verdict(entry(rows={}, test=test), tmp_path).status == "not run"
 
@@ -151,23 +152,26 @@ def test_a_claim_about_all_data_sets_says_which_are_recorded(tmp_path):
     path = tmp_path / "fed_cdp" / "table_1.csv"
     path.parent.mkdir(parents=True)
     pd.DataFrame([row]).to_csv(path, index=False)
-    one = {
+    claim = {
         "table": "fed_cdp/table_1",
         "test": {"check": "shown", "metric": "accuracy", "bound": 0.5},
     }
-    assert claims.verdict(one, tmp_path).note == "1 of 5 data sets: cancer"
-    assert claims.verdict(one | {"rows": {"dataset": "cancer"}}, tmp_path).note == ""
+    assert claims.verdict(claim, tmp_path).note == "1 of 5 data sets: cancer"
+    assert claims.verdict(claim | {"rows": {"dataset": "cancer"}}, tmp_path).note == ""
 
 
 @pytest.mark.parametrize(
     ("test", "words"),
     [
         ({"check": "rate_below", "bound": 0.1}, "success rate below 0.1, with its interval"),
-        ({"check": "ahead", "metric": "mse", "rows": {"arm": ["a", "b_c"]}, "than": {"arm": "d"}, "errors": 2},
+        ({"check": "ahead", "metric": "mse", "rows": {"arm": ["a", "b_c"]}, "than": {"arm": "d"},
+          "errors": 2},
          "mse of a or b c above that of d by 2 standard errors"),
-        ({"check": "ahead", "metric": "accuracy", "rows": {"x": 1}, "than": {"x": 0}, "errors": 0, "by": -0.01},
+        ({"check": "ahead", "metric": "accuracy", "rows": {"x": 1}, "than": {"x": 0}, "errors": 0,
+          "by": -0.01},
          "accuracy of 1 above that of 0 less 0.01"),
-        ({"check": "best", "metric": "accuracy", "over": "clip", "at": [2, 4]}, "accuracy highest at clip = 2 or 4"),
+        ({"check": "best", "metric": "accuracy", "over": "clip", "at": [2, 4]},
+         "accuracy highest at clip = 2 or 4"),
     ],
 )  # fmt: skip
 def test_a_test_can_be_read(test, words):
@@ -250,10 +254,10 @@ def test_a_cell_without_a_published_value_stands_alone(tmp_path):
 def test_the_ledger_is_well_formed_and_every_status_is_a_known_word():
     entries = claims.load_claims()
     assert entries
-    for one in entries:
-        assert claims.verdict(one).status in Status
+    for claim in entries:
+        assert claims.verdict(claim).status in Status
         for field in ("id", "paper", "where", "chapter", "statement"):
-            assert one[field]
+            assert claim[field]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +303,7 @@ def test_the_readme_summary_is_fresh():
 def test_the_ledger_page_has_every_claim_in_its_chapter():
     counts, *chapters = claims_page(CHAPTERS).split("## Chapter ")
     for entry in load_claims():
-        own = [text for text in chapters if text.startswith(f"{int(entry['chapter'])}\n")]
-        assert len(own) == 1 and escape(entry["statement"]) in own[0], entry["id"]
+        of_chapter = [text for text in chapters if text.startswith(f"{int(entry['chapter'])}\n")]
+        assert len(of_chapter) == 1 and escape(entry["statement"]) in of_chapter[0], entry["id"]
     assert all(status in counts for status in Status)
     assert sum(summary_table().rows[-1][1:]) == len(load_claims())

@@ -1,4 +1,4 @@
-"""The command line: one sentence for what is wrong, nothing half-written, work goes on where it stopped."""
+"""The command line: one sentence for a fault, nothing half-written, work that is resumed."""
 
 import os
 import shutil
@@ -109,14 +109,14 @@ def test_make_passes_parameters_on():
 @pytest.mark.parametrize("goal", ["run", "params", "lab", "record"])
 def test_make_asks_for_the_chapter_before_anything_is_set_up(goal):
     for words in ([goal], [goal, "NB="]):
-        found = subprocess.run(
+        process = subprocess.run(
             ["make", *words], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert (
-            found.returncode == 2
-            and f"name a chapter, for example make {goal} NB=01" in found.stderr
+            process.returncode == 2
+            and f"name a chapter, for example make {goal} NB=01" in process.stderr
         )
-        assert "setting up" not in found.stdout
+        assert "setting up" not in process.stdout
 
 
 def test_a_word_beside_p_is_not_dropped_in_silence():
@@ -274,13 +274,13 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
     with pytest.raises(KeyboardInterrupt):
         experiment.record(run.EXPERIMENT, settings, "fed_cdp/table_7", tmp_path)
     path = tmp_path / "fed_cdp" / "table_7.csv"
-    kept = path.read_text()
-    assert len(ran) == 3 and kept.count("attack_success_rate") >= 2
+    first_rows = path.read_text()
+    assert len(ran) == 3 and first_rows.count("attack_success_rate") >= 2
     monkeypatch.setattr(
         run.leakage, "measure", lambda point, *rest: ran.append(point) or real(point, *rest)
     )
     experiment.record(run.EXPERIMENT, settings, "fed_cdp/table_7", tmp_path)
-    assert path.read_text().startswith(kept)
+    assert path.read_text().startswith(first_rows)
     grid = threat_types.recorded_grid(settings, ("digits",))["fed_cdp/table_7"]
     assert len(ran) == 3 + len({point.view for point in grid}) - 2
 

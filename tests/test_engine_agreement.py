@@ -18,8 +18,8 @@ def test_every_cell_is_there_and_within_three_standard_errors():
         and len(ROWS) == 12
     )
     for _, row in ROWS.iterrows():
-        one, other = (row["recorded"], row["recorded_std"]), (row["mean"], row["std"])
-        apart = standard_errors(one, other, row["seeds"])
+        recorded, measured = (row["recorded"], row["recorded_std"]), (row["mean"], row["std"])
+        apart = standard_errors(recorded, measured, row["seeds"])
         assert apart == pytest.approx(row["standard_errors"], rel=1e-3) and apart <= 3
 
 

@@ -1,4 +1,4 @@
-"""Fed-CDP's cells: readings of the noise, the rule of divergence, the utility bound, the grid and its recording."""
+"""Fed-CDP's cells: readings of the noise, divergence, the utility bound, grid and recording."""
 
 import functools
 import math
@@ -39,7 +39,7 @@ UNBOUNDED = replace(
 """Its weights are soon no longer finite."""
 
 
-# ---- readings ----------------------------------------------------------------------------------------------
+# ---- readings ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_the_decaying_bound_starts_and_ends_where_it_should():
 def test_fed_sdp_noises_an_update_as_read(setting, std):
     for method, stage in (("fed_sdp", "per_client"), ("fed_sdp_server", "on_arrival")):
         point = Training("mnist", method, setting)
-        own = getattr(point.defense, stage)
-        assert own.noise_scale * own.clip.clip_norm * own.scale == pytest.approx(std)
+        rule = getattr(point.defense, stage)
+        assert rule.noise_scale * rule.clip.clip_norm * rule.scale == pytest.approx(std)
         assert point.multiplier * 4 == pytest.approx(std)
 
 
@@ -83,11 +83,11 @@ def test_as_coded_is_the_released_codes_noise_and_rate():
     assert fed_cdp_grid.with_rate(point, {}) == point
 
 
-# ---- training ----------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 def stopped_at(round, monkeypatch):
-    """Let every training be interrupted after one round; return the list of rounds that are then looked at."""
+    """Interrupt every training after one round; return the list of rounds that are looked at."""
     rounds, look = [], fed_cdp._after_round
 
     def watch(checkpoint, started, report):
@@ -141,9 +141,8 @@ def test_a_training_says_which_engine_it_took_and_scores_with_it(tmp_path):
     fast, slow = (
         fed_cdp.score(start.model, weights, start.evaluation, e) for e in ("compiled", "stacked")
     )
-    assert fast == pytest.approx(
-        slow, abs=2 / len(start.evaluation[1])
-    )  # two ties that rounding decides
+    # two ties that rounding decides
+    assert fast == pytest.approx(slow, abs=2 / len(start.evaluation[1]))
 
 
 def test_seeds_differ_and_their_accuracies_stand_in_order(tmp_path):
@@ -161,11 +160,11 @@ def test_what_is_held_out_is_not_trained_on_and_is_the_same_for_all():
     ]
     whole = fed_cdp.scene(SMALL, 0, CPU)
     assert torch.equal(scenes[0].evaluation[0], scenes[1].evaluation[0])
-    kept, out, all_ = ([image.numpy().tobytes() for image in x]
-                       for x in (scenes[0].train[0], scenes[0].evaluation[0], whole.train[0]))  # fmt: skip
+    images = (scenes[0].train[0], scenes[0].evaluation[0], whole.train[0])
+    train, out, all_ = ([image.numpy().tobytes() for image in x] for x in images)
     assert len(out) == len(all_) // 10 and len(scenes[0].test[1]) == 0
-    assert sorted(kept + out) == sorted(all_)
-    assert scenes[0].partition.examples == len(kept)
+    assert sorted(train + out) == sorted(all_)
+    assert scenes[0].partition.examples == len(train)
 
 
 def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
@@ -192,11 +191,12 @@ def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
         ([0.2] * 20, 50.0, False),
         ([0.12] * 15 + [0.2] * 5, 50.0, False),  # late, but it has learned
         ([0.2] * 9 + [0.12] * 11, 50.0, True),
+        # above chance once in the last ten rounds and the look before them
         (
             [0.2] * 10 + [0.12] * 10,
             50.0,
             False,
-        ),  # above chance once in the last ten rounds and the look before them
+        ),
         ([0.12] * 10, 50.0, False),  # too short to say
         ([0.9, 0.9], math.nan, True),
     ],
@@ -213,19 +213,19 @@ def test_looks_that_are_far_apart_reach_ten_rounds_back():
 
 def test_a_lost_training_goes_on_to_its_end_and_is_reported_as_such(tmp_path):
     point = replace(SMALL, method="fed_sdp", setting="printed", rounds=15, noise_scale=60.0)
-    found = fed_cdp.measure(point, CPU, tmp_path)
-    assert found["diverged"][0] == 1 and found["rounds_run"][0] == 15 and found["growth"][0] > 10
-    assert np.isfinite(found["curve"]).all()
+    result = fed_cdp.measure(point, CPU, tmp_path)
+    assert result["diverged"][0] == 1 and result["rounds_run"][0] == 15 and result["growth"][0] > 10
+    assert np.isfinite(result["curve"]).all()
 
 
 def test_a_training_without_finite_weights_ends_early(tmp_path):
-    found = fed_cdp.measure(UNBOUNDED, CPU, tmp_path)
+    result = fed_cdp.measure(UNBOUNDED, CPU, tmp_path)
     assert (
-        found["diverged"][0] == 1
-        and found["rounds_run"][0] < 15
-        and not np.isfinite(found["growth"][0])
+        result["diverged"][0] == 1
+        and result["rounds_run"][0] < 15
+        and not np.isfinite(result["growth"][0])
     )
-    assert np.isnan(found["curve"][0, -1])
+    assert np.isnan(result["curve"][0, -1])
 
 
 def test_the_watched_norms_are_those_of_the_examples_gradients(tmp_path):
@@ -234,13 +234,13 @@ def test_the_watched_norms_are_those_of_the_examples_gradients(tmp_path):
     clients = [int(c) for c in plan.participants_of(0)]
     expected = []
     for client in clients:
-        own = start.partition.indices[client]
-        first = own[plan.batches(client, len(own), 0)[0]]
+        positions = start.partition.indices[client]
+        first = positions[plan.batches(client, len(positions), 0)[0]]
         weights = {name: w[None] for name, w in parameters_of(start.model).items()}
-        found = example_gradients(
+        gradients = example_gradients(
             start.model, weights, start.train[0][first][None], start.train[1][first][None]
         )
-        expected.append([float(g.flatten(2).norm(dim=2).mean()) for g in found.values()])
+        expected.append([float(g.flatten(2).norm(dim=2).mean()) for g in gradients.values()])
     for setting in ("printed", "code"):
         norms = fed_cdp.measure(replace(point, setting=setting), CPU, tmp_path)["norms"]
         assert norms.shape == (1, 2, 3)
@@ -262,7 +262,7 @@ def test_watching_changes_nothing_of_what_is_released():
     assert watch.table(1, 1).tolist() == [[[2.0]]]
 
 
-# ---- the utility bound -------------------------------------------------------------------------------------
+# ---- the utility bound ---------------------------------------------------------------------------
 
 
 def test_margins_and_their_gradients_equal_a_naive_loop():
@@ -281,7 +281,7 @@ def test_margins_and_their_gradients_equal_a_naive_loop():
 
 
 def test_within_the_bound_a_linear_model_keeps_its_classes():
-    """For a linear model the gradient is the same at all weights, so Proposition 2 holds, and it is tight."""
+    """For a linear model the gradient is the same at all weights: Proposition 2 holds, tightly."""
     generator = torch.Generator().manual_seed(2)
     model = init_glorot(mlp(4, 2, ()), generator)
     x = torch.randn(20, 4, generator=generator)
@@ -300,42 +300,40 @@ def test_within_the_bound_a_linear_model_keeps_its_classes():
 
 
 def test_the_statements_values():
-    found = fed_cdp_utility.statements()
-    assert found["fedsgd_is_fedaveraging"]["difference"] < 1e-6
-    assert (
-        found["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2
-    )  # a sum of 5 models, divided by 4
-    assert found["decay_costs_no_privacy"]["excess"] == 0
+    statements = fed_cdp_utility.statements()
+    assert statements["fedsgd_is_fedaveraging"]["difference"] < 1e-6
+    # a sum of 5 models, divided by 4
+    assert statements["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2
+    assert statements["decay_costs_no_privacy"]["excess"] == 0
     # s = 1, its gradient has the three entries ±1 that are not 0; the unit that was off then
     # answers 10 (1/√3 - 0.01)
-    assert found["proposition_2"]["bound"] == pytest.approx(1 / math.sqrt(3))
-    assert found["proposition_2"]["margin"] == pytest.approx(
+    assert statements["proposition_2"]["bound"] == pytest.approx(1 / math.sqrt(3))
+    assert statements["proposition_2"]["margin"] == pytest.approx(
         1 - 10 * (1 / math.sqrt(3) - 0.01), rel=1e-5
     )
 
 
 def test_signal_and_noise_of_a_round(tmp_path):
     arm = replace(SMALL, local_lr=1e-5, setting="printed", participants=4, local_iterations=3)
-    found = fed_cdp_utility.measure_utility(fed_cdp_utility.Utility(arm, 0, 50), CPU)
+    result = fed_cdp_utility.measure_utility(fed_cdp_utility.Utility(arm, 0, 50), CPU)
     # the norm of d normal draws has a relative deviation of 1/√(2d): 288 is the smallest tensor,
     # five deviations
     np.testing.assert_allclose(
-        found["noise"], found["predicted_noise"], rtol=5 / math.sqrt(2 * 288)
+        result["noise"], result["predicted_noise"], rtol=5 / math.sqrt(2 * 288)
     )
     std = 1e-5 * 6 * 4 / math.sqrt(5) * math.sqrt(3 / 4)
     np.testing.assert_allclose(
-        found["predicted_noise"], std * np.sqrt([288, 18432, 16000]), rtol=1e-6
+        result["predicted_noise"], std * np.sqrt([288, 18432, 16000]), rtol=1e-6
     )
-    assert found["gradient_noise"] == pytest.approx(24 / math.sqrt(5) * math.sqrt(34720))
-    assert found["step_noise"] == pytest.approx(1e-5 * float(found["gradient_noise"]))
+    assert result["gradient_noise"] == pytest.approx(24 / math.sqrt(5) * math.sqrt(34720))
+    assert result["step_noise"] == pytest.approx(1e-5 * float(result["gradient_noise"]))
     doubled = fed_cdp_utility.measure_utility(
         fed_cdp_utility.Utility(replace(arm, local_lr=2e-5), 0, 50), CPU
     )
-    np.testing.assert_allclose(
-        doubled["signal"], 2 * found["signal"], rtol=0.02
-    )  # both grow with η alone
-    values = fed_cdp_utility.utility_values(found)
-    assert values["noise"]["mean"] == pytest.approx(math.sqrt((found["noise"] ** 2).sum()))
+    # both grow with η alone
+    np.testing.assert_allclose(doubled["signal"], 2 * result["signal"], rtol=0.02)
+    values = fed_cdp_utility.utility_values(result)
+    assert values["noise"]["mean"] == pytest.approx(math.sqrt((result["noise"] ** 2).sum()))
     assert values["signal_to_noise"]["mean"] == pytest.approx(
         values["signal"]["mean"] / values["noise"]["mean"]
     )
@@ -369,7 +367,7 @@ def test_images_that_are_too_small_get_one_sentence():
         training_cnn((1, 9, 12), 3)
 
 
-# ---- the grid ----------------------------------------------------------------------------------------------
+# ---- the grid ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -389,7 +387,7 @@ def test_parts_of_one_table_have_the_same_columns():
             columns.setdefault(part.table, set()).add(
                 tuple(part.make(FULL, dataset, EveryRate())[0].key)
             )
-    assert all(len(found) == 1 for found in columns.values())
+    assert all(len(layouts) == 1 for layouts in columns.values())
 
 
 @pytest.mark.parametrize("table", ["table_1", "table_2", "table_4", "table_5"])
@@ -483,7 +481,7 @@ def test_norms_are_summed_up_by_tenths():
     assert fed_cdp_grid.norm_values(1, 1, {"norms": norms})["late_over_early"]["mean"] == 1
 
 
-# ---- recording and ledger ----------------------------------------------------------------------------------
+# ---- recording and ledger ------------------------------------------------------------------------
 
 
 def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeypatch):
@@ -568,9 +566,8 @@ def test_the_best_level_is_looked_for_in_whole_series():
 
     assert held(("a", "1", 0.5), ("a", "2", 0.6), ("a", "4", 0.1)) == [True]
     assert held(("a", "1", 0.7), ("a", "2", 0.6), ("a", "4", 0.1)) == [False]
-    assert held(("a", "1", 0.6), ("a", "2", 0.6), ("a", "4", 0.1)) == [
-        True
-    ]  # no worse than the best
+    # no worse than the best
+    assert held(("a", "1", 0.6), ("a", "2", 0.6), ("a", "4", 0.1)) == [True]
     assert held(("a", "1", 0.5), ("a", "2", 0.6)) == []
     assert held(
         *[("a", c, 0.1) for c in "124"], ("b", "1", 1.0), ("b", "2", 0.0), ("b", "4", 0.0)

@@ -1,4 +1,4 @@
-"""Figures: a name looks the same in every panel, a line stands where it belongs, too much is refused."""
+"""Figures: one look for a name in every panel, lines in their place, too many curves refused."""
 
 import matplotlib.pyplot as plt
 import pytest
@@ -23,11 +23,11 @@ def levels(axes):
 
 
 def test_a_name_looks_the_same_in_every_panel():
-    one, other = figures.panels(GROUPS, "x", "y").axes
-    assert [line.get_label() for line in one.lines] == ["a", "b"]
+    left, right = figures.panels(GROUPS, "x", "y").axes
+    assert [line.get_label() for line in left.lines] == ["a", "b"]
     look = [
         (line.get_color(), line.get_marker(), line.get_linestyle())
-        for line in (*one.lines, *other.lines)
+        for line in (*left.lines, *right.lines)
     ]
     assert look[1] == look[2] != look[0]
 

@@ -106,7 +106,7 @@ def test_two_shards_reuse_is_that_of_the_public_code(clients, copies):
 
 
 def test_two_shards_favours_no_class_when_copies_are_left_over():
-    """20 shards, 10 places: class 9 gets on average half of its 10 examples (sd of the mean 0.17)."""
+    """20 shards, 10 places: class 9 gets half of its 10 examples on average (sd 0.17)."""
     labels = np.repeat(np.arange(10), 10)
     got = np.array(
         [

@@ -1,4 +1,4 @@
-"""The house: set-up files agree, imports run downwards, nothing that should not be in a public repository."""
+"""The house: set-up files agree, imports run downwards, nothing is there that is not public."""
 
 import ast
 import json
@@ -75,8 +75,8 @@ def test_conda_uses_the_same_lock():
 
 def test_the_installed_environment_is_the_locked_one():
     for name, pin in locked().items():
-        found = version_of(name).partition("+")[0]
-        assert found == pin, f"{name} is {found}, the lock says {pin}: run make setup"
+        installed = version_of(name).partition("+")[0]
+        assert installed == pin, f"{name} is {installed}, the lock says {pin}: run make setup"
 
 
 def floor(module: str) -> int:
@@ -85,7 +85,7 @@ def floor(module: str) -> int:
 
 
 def imported(source: str) -> set[str]:
-    """Return the modules that a source imports, and for ``from a import b`` also ``a.b``, which may be one."""
+    """Return the modules that a source imports; ``from a import b`` counts as ``a.b`` too."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
@@ -106,13 +106,15 @@ def modules() -> dict[str, set[str]]:
 
 
 def test_imports_run_downwards_only():
-    for own, names in modules().items():
+    for module, names in modules().items():
         for name in names:
             assert name.partition(".")[0] != "tools", (
-                f"{own} imports {name}, which is no part of the package"
+                f"{module} imports {name}, which is no part of the package"
             )
             if name.startswith("fl_privacy_lib."):
-                assert floor(name) <= floor(own), f"{own} imports {name}, which stands above it"
+                assert floor(name) <= floor(module), (
+                    f"{module} imports {name}, which stands above it"
+                )
 
 
 def chapters_in(names: set[str]) -> set[str]:
@@ -126,11 +128,13 @@ def chapters_in(names: set[str]) -> set[str]:
 
 def test_no_chapter_imports_another():
     parts = {
-        own: names for own, names in modules().items() if own.startswith("fl_privacy_lib.chapters.")
+        module: names
+        for module, names in modules().items()
+        if module.startswith("fl_privacy_lib.chapters.")
     }
     assert len(chapters_in(set(parts))) >= 6
-    for own, names in parts.items():
-        assert chapters_in(names) <= chapters_in({own}), f"{own} imports {chapters_in(names)}"
+    for module, names in parts.items():
+        assert chapters_in(names) <= chapters_in({module}), f"{module} imports {chapters_in(names)}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
@@ -178,7 +182,7 @@ def test_the_library_stays_small():
 def test_a_logical_line_is_a_statement(tmp_path):
     path = tmp_path / "m.py"
     path.write_text(
-        '"""Doc."""\n\n\ndef f(x):  # why\n    """Doc\n    more."""\n    return (x +\n            1)\n'
+        '"""Doc."""\n\n\ndef f(x):  # why\n    """Doc\n    more."""\n    return (x +\n  1)\n'
     )
     assert logical_lines(path) == 2
 
@@ -194,11 +198,12 @@ def test_no_two_modules_of_the_library_share_a_name():
 
 
 def test_only_paths_and_the_command_line_read_the_environment():
+    # the last: where a launcher says who is who
     allowed = {
         "paths.py",
         "__main__.py",
         "workers.py",
-    }  # the last: where a launcher says who is who
+    }
     for path in (ROOT / "fl_privacy_lib").rglob("*.py"):
         if path.name not in allowed:
             assert "os.environ" not in path.read_text() and "os.getenv" not in path.read_text(), (
@@ -228,8 +233,8 @@ def test_no_registry_host_and_no_private_path_is_named():
         path = ROOT / name
         if path.suffix in {".png"}:
             continue
-        found = hosts.search(path.read_text(encoding="utf-8", errors="ignore"))
-        assert not found, f"{name} names {found.group()}"
+        host = hosts.search(path.read_text(encoding="utf-8", errors="ignore"))
+        assert not host, f"{name} names {host.group()}"
 
 
 def test_no_large_file_and_no_data_set_is_tracked():

@@ -1,4 +1,4 @@
-"""The registry of methods: one entry brings a defence into every live table, attack, audit and account."""
+"""The registry of methods: one entry brings a defence into every table, attack and account."""
 
 import inspect
 import re

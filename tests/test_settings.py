@@ -1,4 +1,4 @@
-"""Parameters: what is right passes, what is wrong gets one sentence, and the notebooks agree with their classes."""
+"""Parameters: right ones pass, wrong ones get one sentence, notebooks agree with their classes."""
 
 import subprocess
 import sys
@@ -115,7 +115,8 @@ def test_no_name_of_our_own_functions_is_taken_for_a_parameter(name):
 
 def test_parameters_are_checked_without_loading_torch():
     code = (
-        "import sys; from fl_privacy_lib.__main__ import main; status = main(['run', '01', 'clip_norm=-1']);"
+        "import sys; from fl_privacy_lib.__main__ import main;"
+        " status = main(['run', '01', 'clip_norm=-1']);"
         "sys.exit(10 * ('torch' in sys.modules) + status)"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The built book, as a reader's browser meets it: no other host, no error, nothing missing, search works."""
+"""The built book in a reader's browser: no other host, no error, nothing missing, a search."""
 
 import functools
 import http.server

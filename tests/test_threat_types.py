@@ -1,4 +1,4 @@
-"""Chapter 01's grid: equal observations are equal bit for bit, and the recorded rows come out again."""
+"""Chapter 01's grid: equal observations are equal bit for bit, recorded rows come out again."""
 
 from dataclasses import replace
 
@@ -33,9 +33,9 @@ def base(threat, method, **changes):
 @pytest.mark.parametrize("method", threat_types.RECORDED)
 def test_a_point_and_its_view_observe_the_same_bits(digits, threat, method):
     point = base(threat, method)
-    one, other = (leakage.scene(p, digits, 0, CPU) for p in (point, point.view))
-    assert (one.truth == other.truth).all()
-    for a, b in zip(one.observations, other.observations, strict=True):
+    of_point, of_view = (leakage.scene(p, digits, 0, CPU) for p in (point, point.view))
+    assert (of_point.truth == of_view.truth).all()
+    for a, b in zip(of_point.observations, of_view.observations, strict=True):
         assert all(torch.equal(a.values[name], b.values[name]) for name in a.values)
 
 
@@ -93,7 +93,7 @@ def test_the_summary_averages_images_and_spreads_over_seeds():
 
 
 def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
-    """The quick profile's own promise, at least 90 %, asked of twice its victims: three of 32 may be missed."""
+    """The quick profile's promise of 90 %, asked of twice its victims: 3 of 32 may be missed."""
     data = load("mnist", data_root, decoded_cache())
     settings = ThreatTypes.of_profile("quick")
     point = threat_types.grid(settings, "mnist", clients_of(data))[0]
@@ -103,7 +103,7 @@ def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
 
 @pytest.mark.parametrize("threat", ["type_2", "type_0_1"])
 def test_recorded_rows_come_out_again(data_root, threat):
-    """A stratified sample of the records, with other victims: within 3 standard errors of the recorded rate."""
+    """A stratified sample of the records comes within 3 standard errors with other victims."""
     record = measured("fed_cdp/table_7")
     arms = ["non_private", "fed_cdp_example"] if threat == "type_2" else ["fed_cdp_example"]
     cell = {"threat_type": threat, "dataset": "mnist", "attacker": "naive", "arm": arms}

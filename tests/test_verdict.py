@@ -1,4 +1,4 @@
-"""Who decides a status: `verdict` alone, and no row at less than the published setting ever counts."""
+"""Only `verdict` decides a status, and no row at less than the published setting ever counts."""
 
 import ast
 import collections
@@ -31,7 +31,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 KNOWN = yaml.safe_load((RESULTS / "settings.yml").read_text())
 TABLES = [f"{path.parent.name}/{path.stem}" for path in sorted(MEASURED.glob("*/*.csv"))]
 
-# ---- a value -----------------------------------------------------------------------------------------------
+# ---- a value -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,9 @@ def test_the_rule_of_a_value(printed, value, unit, expected):
     ("printed", "mean", "metric", "expected"),
     [
         ("123.354", 123.477, "epsilon", True), ("123.354", 123.478, "epsilon", False),
-        ("0.82", 0.8299, "epsilon", True), ("9646", 9647, "iterations", True), ("9646", 9648, "iterations", False),
-        ("95", 95, "rounds", True), ("95", 96, "rounds", False), ("0.823", 0.8241, "target_epsilon", False),
+        ("0.82", 0.8299, "epsilon", True), ("0.823", 0.8241, "target_epsilon", False),
+        ("9646", 9647, "iterations", True), ("9646", 9648, "iterations", False),
+        ("95", 95, "rounds", True), ("95", 96, "rounds", False),
     ],
 )  # fmt: skip
 def test_the_rule_of_a_computed_value(printed, mean, metric, expected):
@@ -73,33 +74,33 @@ def test_more_spread_never_loses_a_value(mean, std, more):
         assert agrees("0.50", mean, std + more, "dimensionless")
 
 
-# ---- the decision ------------------------------------------------------------------------------------------
+# ---- the decision --------------------------------------------------------------------------------
 
 HELD = st.lists(st.booleans(), max_size=4).map(tuple)
 
 
 @given(st.booleans(), st.booleans(), HELD, HELD)
 def test_what_counts_was_recorded_at_the_setting_and_compared(recorded, full, held, counter):
-    found = decide(Evidence(recorded, full, held, counter))
+    outcome = decide(Evidence(recorded, full, held, counter))
     counts = {Status.REPRODUCED, Status.NOT_REPRODUCED, Status.REFUTED}
-    assert (found.status in counts) == bool(recorded and full and held)
-    assert (found.status is Status.REFUTED) == bool(recorded and full and held and any(counter))
-    if found.status is Status.REPRODUCED:
-        assert found.held == found.cells == len(held) and all(held)
-    if found.status is Status.NOT_REPRODUCED:
-        assert found.held < found.cells == len(held)
+    assert (outcome.status in counts) == bool(recorded and full and held)
+    assert (outcome.status is Status.REFUTED) == bool(recorded and full and held and any(counter))
+    if outcome.status is Status.REPRODUCED:
+        assert outcome.held == outcome.cells == len(held) and all(held)
+    if outcome.status is Status.NOT_REPRODUCED:
+        assert outcome.held < outcome.cells == len(held)
 
 
 def test_each_status_can_come_out():
-    found = {
+    outcomes = {
         Status.NOT_RUN: [Evidence(False), Evidence(True, True)],
         Status.REDUCED_SETTING: [Evidence(True, False, (True,))],
         Status.REPRODUCED: [Evidence(True, True, (True, True))],
         Status.NOT_REPRODUCED: [Evidence(True, True, (True, False))],
         Status.REFUTED: [Evidence(True, True, (True,), (False, True))],
     }  # fmt: skip
-    assert set(found) == set(Status)
-    for status, cases in found.items():
+    assert set(outcomes) == set(Status)
+    for status, cases in outcomes.items():
         assert {decide(case).status for case in cases} == {status}
 
 
@@ -114,7 +115,7 @@ def test_every_status_has_its_badge():
         )
 
 
-# ---- the published setting ---------------------------------------------------------------------------------
+# ---- the published setting -----------------------------------------------------------------------
 
 ROWS = pd.DataFrame(
     {
@@ -132,7 +133,8 @@ ROWS = pd.DataFrame(
     [
         ({}, [1, 1, 1, 1]), (None, [0, 0, 0, 0]),
         ({"method": "a"}, [1, 0, 0, 1]), ({"method": ["a", "b"]}, [1, 1, 1, 1]),
-        ({"victims": {"at_least": 100}}, [1, 0, 1, 1]), ({"batch_size": {"at_least": 5}}, [1, 1, 1, 1]),
+        ({"victims": {"at_least": 100}}, [1, 0, 1, 1]),
+        ({"batch_size": {"at_least": 5}}, [1, 1, 1, 1]),
         ({"batch_size": {"mnist": 5, "lfw": 3}}, [1, 1, 0, 0]),
         ({"batch_size": {"by": "method", "a": 5}}, [1, 0, 0, 1]),
         ({"rounds": 3}, [0, 0, 0, 0]), ({"rounds": {"at_least": 3}}, [0, 0, 0, 0]),
@@ -159,7 +161,7 @@ FREE = {
 
 
 def test_what_could_be_reduced_is_named():
-    """A table's sizes stand in its setting, but for FedSel's, which follow from b, and those of single cases."""
+    """A table's sizes stand in its setting, but for FedSel's (from b) and those of single cases."""
     for table, setting in KNOWN.items():
         free = {FREE.get(table), FREE.get(table.partition("/")[0])}
         assert set(SIZES) & set(claims.measured(table)) <= set(setting) | free, table
@@ -168,14 +170,14 @@ def test_what_could_be_reduced_is_named():
 def test_without_a_known_setting_nothing_counts(monkeypatch):
     assert published_setting("no/table") is None
     monkeypatch.setattr(claims, "published_setting", lambda table: None)
-    found = [claims.verdict(entry) for entry in claims.load_claims()]
-    assert {v.status for v in found} == {Status.NOT_RUN, Status.REDUCED_SETTING}
-    assert {v.note for v in found if v.status is Status.REDUCED_SETTING} == {
+    outcomes = [claims.verdict(entry) for entry in claims.load_claims()]
+    assert {v.status for v in outcomes} == {Status.NOT_RUN, Status.REDUCED_SETTING}
+    assert {v.note for v in outcomes if v.status is Status.REDUCED_SETTING} == {
         "no published setting is known"
     }
 
 
-# ---- no reduced row counts: pages, badges, ledger, README -----------------------------------------------------
+# ---- no reduced row counts: pages, badges, ledger, README ----------------------------------------
 
 DRAWS = (
     r"beside\(|compare\(|claims_table\(|claims_summary|table_3\(\)|accounted\(|\bratios\(|crossed\("
@@ -214,16 +216,15 @@ def code_of(path):
 @pytest.fixture
 def pages(monkeypatch):
     """Return what draws the tables of all pages from a folder of records, and what it drew."""
-    monkeypatch.setattr(
-        fed_cdp_rows, "epsilons", lambda point: "—"
-    )  # takes minutes, and decides nothing
+    # takes minutes, and decides nothing
+    monkeypatch.setattr(fed_cdp_rows, "epsilons", lambda point: "—")
     monkeypatch.setattr(fed_cdp_rows, "load_if_available", lambda name: None)
     monkeypatch.setattr(figures, "panels", lambda *_, **__: None)
     drawn = []
-    made = tables.Table.__init__
+    construct = tables.Table.__init__
 
     def noted(self, columns, rows):
-        made(self, columns, rows)
+        construct(self, columns, rows)
         drawn.append(self)
 
     monkeypatch.setattr(tables.Table, "__init__", noted)
@@ -264,12 +265,12 @@ def other(allowed):
 
 
 def first_column(table):
-    """Return the first column of a table's setting apart from its data; a word that is no column where it has none."""
+    """Return the first column of a table's setting apart from its data, else no column's name."""
     return next((c for c in KNOWN.get(table, ()) if c != "dataset"), "none")
 
 
 def reduced(table, folder, column=None):
-    """Write a copy of all records in which one table's rows, or those of all, ran at less in one column."""
+    """Write a copy of the records in which one table's rows, or all, ran at less in one column."""
     for path in MEASURED.glob("*/*.csv"):
         name = f"{path.parent.name}/{path.stem}"
         target = folder / f"{name}.csv"
@@ -277,14 +278,14 @@ def reduced(table, folder, column=None):
         if table not in (None, name):
             target.write_bytes(path.read_bytes())
             continue
-        own = column or first_column(name)
+        lowered = column or first_column(name)
         rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-        if own == "dataset" or own not in rows:
-            rows = rows.assign(dataset="digits") if own == "dataset" else rows
-        elif own == "victims":
+        if lowered == "dataset" or lowered not in rows:
+            rows = rows.assign(dataset="digits") if lowered == "dataset" else rows
+        elif lowered == "victims":
             rows = rows.assign(victims="1", seeds="1")
         else:
-            rows[own] = other(set(rows[own]))
+            rows[lowered] = other(set(rows[lowered]))
         rows.to_csv(target, index=False)
 
 
@@ -297,8 +298,8 @@ def test_rows_of_a_table_that_ran_at_less_are_reproduced_nowhere(table, column, 
     reduced(table, tmp_path, column)
     for metric in ("", "accuracy"):
         compared = claims.compare(table, claims.measured(table, tmp_path), metric)
-        found = {claims.judge([c]).status for c in compared}
-        assert found <= {Status.REDUCED_SETTING, Status.NOT_RUN}
+        statuses = {claims.judge([c]).status for c in compared}
+        assert statuses <= {Status.REDUCED_SETTING, Status.NOT_RUN}
     for entry in claims.load_claims():
         if entry.get("table") == table:
             status = claims.verdict(entry, tmp_path).status
@@ -357,8 +358,8 @@ def test_a_page_s_badges_go_with_one_table(table, pages, tmp_path):
     reduced(table, tmp_path)
     before, after = (counted(pages(folder, table)[0]) for folder in (MEASURED, tmp_path))
     judged = [
-        sum(found[s.style] for s in (Status.REPRODUCED, Status.NOT_REPRODUCED))
-        for found in (before, after)
+        sum(badges[s.style] for s in (Status.REPRODUCED, Status.NOT_REPRODUCED))
+        for badges in (before, after)
     ]
     assert judged[1] < judged[0] and after["reduced"] > before["reduced"]
     assert judged[1] == 0 or table in adaptive_rows.SOURCES, (
@@ -366,22 +367,20 @@ def test_a_page_s_badges_go_with_one_table(table, pages, tmp_path):
     )
 
 
-# ---- nobody else decides -----------------------------------------------------------------------------------
+# ---- nobody else decides -------------------------------------------------------------------------
 
 WORDS = re.compile(r"^(?:not[ _])?reproduced\b|^reduced setting\b|^refuted\b|^not run\b")
 ALLOWED = {
-    "05_fed_cdp.ipynb": {
-        "not run: make record NB=05",
-        "not run",
-    },  # cells of tables that carry no status
+    # cells of tables that carry no status
+    "05_fed_cdp.ipynb": {"not run: make record NB=05", "not run"},
 }
 
 
 def literals(text):
-    """Return the string literals of Python source, f-strings' parts included, docstrings left out."""
+    """Return the string literals of Python source: parts of f-strings, but no docstrings."""
     tree = ast.parse(text)
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in said)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in docstrings)
     return {node.value for node in nodes if isinstance(node.value, str)}
 
 
@@ -404,8 +403,10 @@ def test_no_other_module_and_no_notebook_chooses_a_status():
         sources[path.name] = "\n".join(
             "".join(c["source"]) for c in cells if c["cell_type"] == "code"
         )
-    found = {name: {t for t in literals(text) if WORDS.search(t)} for name, text in sources.items()}
-    assert {name: words for name, words in found.items() if words} == ALLOWED
+    chosen = {
+        name: {t for t in literals(text) if WORDS.search(t)} for name, text in sources.items()
+    }
+    assert {name: words for name, words in chosen.items() if words} == ALLOWED
 
 
 def test_only_verdict_builds_a_verdict():

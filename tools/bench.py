@@ -1,4 +1,4 @@
-"""What private training costs: engines interleaved in one run, one thread, medians of process time.
+"""The cost of private training: engines interleaved in one run, one thread, medians of times.
 
 Times on a shared machine drift, so every engine is measured in every repetition and only ratios are
 compared, repetition by repetition. What is shared by two processes or threads is timed by the clock
@@ -90,7 +90,7 @@ def opacus(mode: str) -> Engine:
 
 
 def products_alone(scene: Scene) -> Parameters:
-    """Multiply two large matrices, as fast as this machine can; the scene does not matter."""
+    """Multiply two large matrices as fast as this machine can; the scene does not matter."""
     a = torch.ones(SIDE, SIDE)
     return {"product": a @ a}
 
@@ -138,6 +138,12 @@ def engine_times(
     Beside the engines stand 'opacus', its faster mode, and sums of others:
     'ours_non_private_and_noise', and 'floor', the multiplications that the kernel needs, at the
     rate of large products, and its noise.
+
+    Parameters
+    ----------
+    workload : one of `WORKLOADS`
+    repetitions : of every engine
+    participants, iterations : K_t and L of the round
     """
     scene = WORKLOADS[workload].scene(participants, iterations)
     times = interleaved(engines(), scene, repetitions)
@@ -165,7 +171,14 @@ def central_times(workload: str, repetitions: int) -> Times:
 
 
 def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stacked") -> float:
-    """Return the wall time in ms of a (client, local iteration) of 100 clients, after the start."""
+    """Return the wall time in ms of a (client, local iteration) of 100 clients, after the start.
+
+    Parameters
+    ----------
+    workload : one of `WORKLOADS`
+    workers : processes that share the clients
+    rounds : that are timed, after a first one
+    """
     scene, stamps = WORKLOADS[workload].scene(100, 10), list[float]()
     plan = replace(scene.plan, rounds=rounds + 1)
     simulate(
@@ -182,16 +195,16 @@ def worker_ms(workload: str, workers: int, rounds: int = 3, engine: str = "stack
 
 
 def thread_ms(workload: str, threads: int, rounds: int = 10) -> float:
-    """Return the same of the compiled engine in one process, with threads for the clients."""
+    """Return the same time of the compiled engine in one process, with threads for the clients."""
     scenes = [WORKLOADS[workload].scene(100 // threads, 10, seed) for seed in range(threads)]
 
-    def trained(scene: Scene) -> None:
+    def train(scene: Scene) -> None:
         plan = replace(scene.plan, rounds=rounds)
         simulate(scene.model, (scene.x, scene.y), scene.partition, plan, PRIVATE, engine="compiled")
 
     with ThreadPoolExecutor(threads) as pool:
         started = time.perf_counter()
-        list(pool.map(trained, scenes))
+        list(pool.map(train, scenes))
         return 1000 * (time.perf_counter() - started) / (rounds * 1000)
 
 
@@ -200,9 +213,8 @@ def peak_mib(workload: str, engine: str, participants: int) -> float:
     """Return the peak memory of a fresh process that runs one round of two iterations, in MiB."""
     engine = "opacus_hooks" if engine == "opacus" else engine  # both modes hold the same gradients
     command = [sys.executable, "-m", "tools.bench", "--peak", workload, engine, str(participants)]
-    return float(
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    )
+    process = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return float(process.stdout)
 
 
 def _own_peak_mib() -> float:
@@ -279,8 +291,10 @@ def measure_central(workload: str, record: Record) -> None:
 def measure_narrow(workload: str, record: Record) -> None:
     """Measure the engines again in a fresh process whose vectors have the width of AVX2."""
     if compiled_here() and record.width == "native":
-        command = [sys.executable, "-m", "tools.bench", workload, "--parts", "engines", "--width",
-                   "8", "--repetitions", str(record.repetitions), "--out", str(record.path)]  # fmt: skip
+        command = [
+            sys.executable, "-m", "tools.bench", workload, "--parts", "engines", "--width", "8",
+            "--repetitions", str(record.repetitions), "--out", str(record.path),
+        ]  # fmt: skip
         subprocess.run(command, check=True)
 
 
@@ -300,7 +314,15 @@ def bench(
     parts: Sequence[str] = tuple(PARTS),
     width: str = "native",
 ) -> None:
-    """Measure parts of the bench for some workloads; each row is written once it is measured."""
+    """Measure parts of the bench for some workloads; each row is written once it is measured.
+
+    Parameters
+    ----------
+    workloads, parts : of `WORKLOADS` and `PARTS`
+    repetitions : of every measurement
+    path : the engines' table; the ratios are written beside it
+    width : of the compiled engine's vectors, or 'native'
+    """
     record = Record(path, repetitions, width)
     for part in parts:
         for workload in workloads:
@@ -311,7 +333,7 @@ def bench(
             )
 
 
-def _narrow(width: str) -> None:
+def _set_width(width: str) -> None:
     """Let the compiled engine use vectors of another width; call it before the first use."""
     from fl_privacy_lib.federated.compiled import target
 
@@ -347,7 +369,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.width != "native":
-        _narrow(options.width)
+        _set_width(options.width)
     if options.peak:
         workload, engine, participants = options.peak
         engines()[engine](WORKLOADS[workload].scene(int(participants), 2))

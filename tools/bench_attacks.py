@@ -1,4 +1,4 @@
-"""What an attack costs: many victims at once against one at a time, medians of process time.
+"""The cost of an attack: many victims at once against one at a time, medians of process time.
 
 Both engines take the same steps from the same starts, so a success rate stands beside each time.
 Run with ``python -m tools.bench_attacks [dataset …]``.
@@ -82,25 +82,24 @@ def scene(dataset: str, victims: int, seed: int = 0) -> Scene:
 
 
 def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tensor, int]:
-    """Attack the first victims as people write it: torch.optim.LBFGS, double backward, a loop.
+    """Attack the first victims the plain way: torch.optim.LBFGS, double backward, a loop.
+
+    Parameters
+    ----------
+    view : the victims and what was observed of them
+    victims : how many are attacked
+    attack : the start, steps and limits; the objective is the squared distance
 
     Returns
     -------
     each victim's iterate with the least objective [V, C, H, W], and the evaluations of all of them
     """
-    parameters, found, evaluations = list(view.model.parameters()), [], 0
+    parameters, best_images, evaluations = list(view.model.parameters()), [], 0
     for row in range(victims):
-        target, label = (
-            [v[0] for v in view.observations[row].values.values()],
-            view.labels[row : row + 1],
-        )
-        image = start(
-            attack.start,
-            1,
-            view.shape,
-            keyed_generator(torch.device("cpu"), attack.seed, "start", row),
-        )
-        image.requires_grad_(True)
+        target = [v[0] for v in view.observations[row].values.values()]
+        label = view.labels[row : row + 1]
+        generator = keyed_generator(torch.device("cpu"), attack.seed, "start", row)
+        image = start(attack.start, 1, view.shape, generator).requires_grad_(True)
         # its tolerances would end an iteration early and make the counts of evaluations unequal
         optimiser = torch.optim.LBFGS(
             [image], lr=1.0, max_iter=attack.steps, tolerance_grad=0, tolerance_change=0
@@ -108,9 +107,11 @@ def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tens
         best = (float("inf"), image.detach().clone())
 
         def closure(
-            image: torch.Tensor = image, optimiser: torch.optim.LBFGS = optimiser, label: torch.Tensor = label,
+            image: torch.Tensor = image,
+            optimiser: torch.optim.LBFGS = optimiser,
+            label: torch.Tensor = label,
             target: list[torch.Tensor] = target,
-        ) -> torch.Tensor:  # fmt: skip
+        ) -> torch.Tensor:
             nonlocal evaluations
             evaluations += 1
             optimiser.zero_grad()
@@ -129,14 +130,23 @@ def one_at_a_time(view: Scene, victims: int, attack: Attack) -> tuple[torch.Tens
                 best = (value, image.detach().clone())
             if not value >= attack.stop_loss:  # done, or no number any more
                 break
-        found.append(best[1][0])
-    return torch.stack(found), evaluations
+        best_images.append(best[1][0])
+    return torch.stack(best_images), evaluations
 
 
 def seconds_per_evaluation(view: Scene, iterations: int, repetitions: int) -> dict[str, float]:
     """Return the process time of one evaluation for one victim, both engines interleaved.
 
     One at a time the victims do not help each other, so two stand for all.
+
+    Parameters
+    ----------
+    iterations : of each attack
+    repetitions : of which the median counts, after one that is not counted
+
+    Returns
+    -------
+    engine → seconds
     """
     endless = Attack(
         max_iterations=iterations, stop_loss=1e-30, stall=(iterations, 0.0), restarts=0
@@ -144,8 +154,8 @@ def seconds_per_evaluation(view: Scene, iterations: int, repetitions: int) -> di
     few, every = 2, len(view.observations)
 
     def many() -> int:
-        found = reconstruct(view.model, view.observations, view.shape, endless)
-        return int(found.iterations.sum()) * endless.steps + every
+        reconstruction = reconstruct(view.model, view.observations, view.shape, endless)
+        return int(reconstruction.iterations.sum()) * endless.steps + every
 
     def alone() -> int:
         return one_at_a_time(view, few, endless)[1]
@@ -165,13 +175,11 @@ def success_rates(view: Scene, iterations: int) -> dict[str, np.ndarray]:
     """Return which victims either engine recovers, [V]: the same starts, labels known."""
     attack, labels = Attack(max_iterations=iterations, restarts=0), view.labels[:, None]
     alone, _ = one_at_a_time(view, len(view.observations), attack)
-    ours = reconstruct(view.model, view.observations, view.shape, attack, labels=labels).images[
-        :, 0
-    ]
+    ours = reconstruct(view.model, view.observations, view.shape, attack, labels=labels)
     truth = view.images.numpy()
     return {
         "one_at_a_time": success(alone.clamp(0, 1).numpy(), truth),
-        "ours": success(ours.numpy(), truth),
+        "ours": success(ours.images[:, 0].numpy(), truth),
     }
 
 
@@ -183,10 +191,11 @@ def bench(
     path: Path,
     counts: Sequence[int] = COUNTS,
 ) -> None:
-    """Measure, print ratios and success rates, and write one row an engine and victim count.
+    """Measure, print ratios and success rates, and write a row for each engine and victim count.
 
     Parameters
     ----------
+    datasets : names of data sets
     victims, iterations : of the paired success rates; 0 victims for none
     repetitions : of each time, after one that is not counted
     path : the file to write; its rows on other data sets stay
@@ -198,10 +207,10 @@ def bench(
         for name, right in rates.items():
             report_progress(f"{dataset}: {name} recovers {right.sum()} of {len(right)} victims")
         if rates:
-            one, other = rates.values()
+            alone, ours = rates.values()
             report_progress(
-                f"  the rates differ by {abs(one.mean() - other.mean()):.3f}, "
-                f"{int((one != other).sum())} victims do"
+                f"  the rates differ by {abs(alone.mean() - ours.mean()):.3f}, "
+                f"{int((alone != ours).sum())} victims do"
             )
         for count in counts:
             seconds = seconds_per_evaluation(scene(dataset, count), 6, repetitions)

@@ -1,4 +1,4 @@
-"""The bench's record: what is compared with what, which bounds must hold, and how rows are written."""
+"""The bench's record: what is compared, which bounds must hold, and how rows are written."""
 
 import datetime
 import operator
@@ -59,7 +59,7 @@ STAGES = {
     "norms and clip": ("compiled_noiseless", "compiled_non_private"),
     "noise": ("compiled_private", "compiled_noiseless"),
 }
-"""Stage of the compiled engine → an engine with it, and one without it: their difference is what the stage takes."""
+"""Stage of the compiled engine → an engine with it and one without; the difference is its time."""
 GOALS: dict[str, dict[str, str]] = {
     "naive / compiled_private": {"mnist_cnn": "≥ 9", "cifar10_cnn": "≥ 7"},
     "compiled_private / plain_non_private": {
@@ -108,7 +108,7 @@ def holds(goal: str, value: float) -> bool:
 
 
 def put(path: Path, columns: Sequence[str], keys: Sequence[str], row: dict[str, Any]) -> None:
-    """Write one row in place of the row with the same keys, or after the last; all other rows stay as they are."""
+    """Write one row in place of the row with the same keys, or after the last; all others stay."""
     table = (
         pd.read_csv(path, dtype=str, keep_default_na=False)
         if path.exists()
@@ -152,7 +152,7 @@ class Record:
         put(self.path, COLUMNS, ENGINE_KEYS, row)
 
     def ratio(self, workload: str, name: str, values: tuple[float, float]) -> None:
-        """Write a ratio, its median and standard deviation, beside the bound that it has to keep."""
+        """Write a ratio's median and standard deviation beside the bound that it has to keep."""
         goal = goal_of(workload, name)
         row = {
             "workload": workload,
@@ -170,7 +170,7 @@ class Record:
         report_progress(f"  {workload} {name}: {values[0]:.3f} ± {values[1]:.3f}{verdict}")
 
     def ratios(self, workload: str, times: Times) -> None:
-        """Write the ratios of interleaved engines and the share of each stage of the compiled one."""
+        """Write the ratios of interleaved engines and each stage's share of the compiled one."""
         for top, bottom in RATIOS:
             if {top, bottom} <= times.keys():
                 self.ratio(workload, f"{top} / {bottom}", ratio(times, top, bottom))

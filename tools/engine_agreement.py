@@ -10,10 +10,10 @@ import math
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from fl_privacy_lib.chapters.fed_cdp.reading import point_of
 from fl_privacy_lib.reproduction.claims import measured, select
 from fl_privacy_lib.reproduction.devices import device_name
 from fl_privacy_lib.reproduction.experiments.training import Training, train
@@ -51,28 +51,26 @@ def recorded_cells() -> list[tuple[Training, float, float]]:
     cells = []
     for method, setting in ARMS:
         for _, row in select(frame, {"method": method, "setting": setting}).iterrows():
-            kinds = {
-                name: type(default) for name, default in vars(Training("mnist", "fed_cdp")).items()
-            }
-            fields: dict[str, Any] = {name: _read(row[name], kind) for name, kind in kinds.items()}
-            cells.append((Training(**fields), float(row["mean"]), float(row["std"])))
+            cells.append((point_of(row), float(row["mean"]), float(row["std"])))
     return cells
 
 
-def _read(text: object, kind: type) -> object:
-    return str(text) == "True" if kind is bool else kind(str(text))
+def standard_errors(first: tuple[float, float], second: tuple[float, float], seeds: int) -> float:
+    """Return how many standard errors of their difference two means over seeds lie apart.
 
-
-def standard_errors(one: tuple[float, float], other: tuple[float, float], seeds: int) -> float:
-    """Return how many standard errors of their difference two means over seeds lie apart."""
-    error = math.sqrt((one[1] ** 2 + other[1] ** 2) / seeds)
+    Parameters
+    ----------
+    first, second : mean and standard deviation over the seeds
+    seeds : behind each mean
+    """
+    error = math.sqrt((first[1] ** 2 + second[1] ** 2) / seeds)
     if error == 0:
-        return 0.0 if one[0] == other[0] else math.inf
-    return abs(one[0] - other[0]) / error
+        return 0.0 if first[0] == second[0] else math.inf
+    return abs(first[0] - second[0]) / error
 
 
 def main(path: Path = MEASURED / "engine_agreement.csv") -> None:
-    """Train the missing cells."""
+    """Train the cells that the file lacks and write a row for each as it is finished."""
     torch.set_num_threads(1)
     device, done = torch.device("cpu"), set()
     if path.exists():
@@ -107,8 +105,7 @@ def main(path: Path = MEASURED / "engine_agreement.csv") -> None:
             csv.writer(file, lineterminator="\n").writerow(row)
         print(
             f"{point.method} {point.setting} K_t={point.participants}: {mean:.3f} ± {std:.3f} "
-            "recorded, "
-            f"{now[0]:.3f} ± {now[1]:.3f} now, {apart:.2f} standard errors apart",
+            f"recorded, {now[0]:.3f} ± {now[1]:.3f} now, {apart:.2f} standard errors apart",
             flush=True,
         )
 

@@ -103,7 +103,7 @@ def main() -> int:
         report_progress(f"{part.__name__}: {(part.__doc__ or '').splitlines()[0]}")
         try:
             part(out)
-        except Exception as error:  # the next part may still tell something
+        except Exception as error:  # the next part may still pass
             failed += 1
             report_progress(f"{part.__name__} failed: {type(error).__name__}: {error}")
     report_progress(f"{len(parts) - failed} of {len(parts)} parts passed; results in {out}")

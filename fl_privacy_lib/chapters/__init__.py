@@ -7,7 +7,7 @@ No chapter imports another.
 
 import pkgutil
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy_lib._checks import InputError, nearest
 from fl_privacy_lib.reproduction.settings import Settings
@@ -24,18 +24,25 @@ def _settings_of(folder: str) -> type[Settings]:
     return kind
 
 
-def _by_number() -> dict[str, type[Settings]]:
-    kinds = [_settings_of(found.name) for found in pkgutil.iter_modules(__path__)]
-    return {kind.notebook[:2]: kind for kind in sorted(kinds, key=lambda kind: kind.notebook)}
-
-
-CHAPTERS = _by_number()
+_KINDS = [_settings_of(folder.name) for folder in pkgutil.iter_modules(__path__)]
+CHAPTERS = {kind.notebook[:2]: kind for kind in sorted(_KINDS, key=lambda kind: kind.notebook)}
 """Chapter number → its settings class, which names the notebook."""
 
 
 def chapter(name: str) -> type[Settings]:
-    """Return the settings class of a chapter given as '01', '1', 'threat_types' or '01_threat_types'.
+    """Return the settings class of a chapter.
 
+    Parameters
+    ----------
+    name : number, folder or notebook: '01', '1', 'threat_types' or '01_threat_types'
+
+    Raises
+    ------
+    InputError
+        If no chapter has this name.
+
+    Examples
+    --------
     >>> chapter("threat_types").notebook
     '01_threat_types'
     """
@@ -51,6 +58,5 @@ def chapter(name: str) -> type[Settings]:
 
 def experiment(kind: type[Settings]) -> "Experiment":
     """Return what a chapter measures; `experiment.record` records it."""
-    run = import_module(kind.__module__.replace(".parameters", ".run"))
-    found: Experiment = run.EXPERIMENT
-    return found
+    run: Any = import_module(kind.__module__.replace(".parameters", ".run"))
+    return run.EXPERIMENT

@@ -1,7 +1,8 @@
 """The registry of methods: each name once, with its builder, its title and its name in the papers.
 
 To add a defence, write its stage and one entry of `METHODS`; the page *Add your own defence* does
-both. What a method shows at each tap, who can attack it how, and what it costs follow from its stages.
+both. What a method shows at each tap, how it can be attacked and what it costs follow from its
+stages.
 """
 
 from collections.abc import Callable
@@ -101,12 +102,12 @@ METHODS: dict[str, Method] = {
         live=False,
     ),
 }
-"""Name → method. `level` is what a method without C and σ is as strong as: a standard deviation per
+"""Name → method. `level` is the strength of a method without C and σ: a standard deviation per
 coordinate, or a fraction pruned or shared."""
 
 
 def build(name: str, **settings: object) -> Defense:
-    """Return a method's defence at these settings; a setting that its builder does not take is left out."""
+    """Return a method's defence; settings that its builder does not take are left out."""
     one_of(METHODS, method=name)
     builder = METHODS[name].builder
     known = signature(builder).parameters

@@ -1,4 +1,4 @@
-"""Building the book: execute every notebook into a staging copy, generate pages, build the HTML strictly."""
+"""Building the book: execute notebooks into a staging copy, generate pages, build the HTML."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ HTML = BUILD / "html"
 
 
 def parameter_rows(notebook: Path) -> list[list[str]]:
-    """Return name, type, default and comment of each parameter, read from the notebook's parameters cell.
+    """Return name, type, default and comment of each parameter in a notebook's parameters cell.
 
     Raises
     ------
@@ -52,19 +52,12 @@ def parameter_rows(notebook: Path) -> list[list[str]]:
 
 
 def parameters_page(chapters: Chapters) -> str:
-    """Return the table of every notebook's parameters, as Markdown, with what each profile changes."""
+    """Return, as Markdown, every notebook's parameters and what each profile changes."""
     parts = []
     for number, kind in chapters.items():
         rows = parameter_rows(ROOT / "notebooks" / f"{kind.notebook}.ipynb")
         changed = [
-            [
-                f"`{n}`",
-                *(
-                    str(kind.profiles[p].get(n, value))
-                    for p in ("smoke", "quick", "full")
-                    if p != "quick"
-                ),
-            ]
+            [f"`{n}`", *(str(kind.profiles[p].get(n, value)) for p in ("smoke", "full"))]
             for n, value in kind().model_dump().items()
             if any(n in values for values in kind.profiles.values())
         ]
@@ -108,6 +101,16 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
 
     A notebook is executed into the copy of the last build and takes its place only when it is
     whole.
+
+    Parameters
+    ----------
+    chapters : the ones that are built
+    profile, overrides : their parameters; a chapter takes those overrides that it knows
+
+    Raises
+    ------
+    InputError
+        If a parameter, a data file or a cell is wrong.
     """
     chosen: list[Settings] = []
     for kind in chapters.values():  # all are checked before the first is run
@@ -135,7 +138,7 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
 
 
 def claims_page(chapters: Chapters) -> str:
-    """Return the ledger as Markdown: how many claims have which verdict, then a table for each chapter."""
+    """Return the ledger as Markdown: counts of verdicts, then the claims chapter by chapter."""
     parts = [summary_table().html()]
     for number in sorted({entry["chapter"] for entry in load_claims()}):
         notebook = (
@@ -162,16 +165,14 @@ def build(
                "-n", "-W", "--keep-going", "--all"]  # fmt: skip
 
     def sphinx() -> None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        write_atomically(BUILD / "jupyter-book.log", (done.stdout + done.stderr).encode())
-        warnings = [
-            line
-            for line in (done.stdout + done.stderr).splitlines()
-            if "WARNING" in line or "ERROR" in line
-        ]
-        if done.returncode or warnings:
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        log = process.stdout + process.stderr
+        write_atomically(BUILD / "jupyter-book.log", log.encode())
+        warnings = [line for line in log.splitlines() if "WARNING" in line or "ERROR" in line]
+        if process.returncode or warnings:
             raise InputError(
-                f"the strict build found: {warnings[0] if warnings else done.stderr.strip()[-300:]} "
+                "the strict build found: "
+                f"{warnings[0] if warnings else process.stderr.strip()[-300:]} "
                 f"(all of it in {BUILD / 'jupyter-book.log'})."
             )
 

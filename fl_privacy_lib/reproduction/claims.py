@@ -55,7 +55,8 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
         name = entry.get("id", "?")
         if unknown := set(entry) - FIELDS:
             raise InputError(
-                f"claim {name} has the unknown field {min(unknown)!r}: use {', '.join(sorted(FIELDS))}."
+                f"claim {name} has the unknown field {min(unknown)!r}: "
+                f"use {', '.join(sorted(FIELDS))}."
             )
         if name in seen:
             raise InputError(f"claim {name} stands twice in {path}: give each an id of its own.")
@@ -71,7 +72,7 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
 
 
 def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
-    """Return a measured table ('paper/table') with the column `at_setting`, empty if nothing is recorded.
+    """Return a measured table ('paper/table') with the column `at_setting`; it may be empty.
 
     `at_setting` says whether a row ran at the table's published setting. A broken file is an
     `InputError`.
@@ -99,9 +100,10 @@ def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:
 
 
 def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return one dict a recorded cell: its key columns, and its metrics' means, spreads and counts by name.
+    """Return a dict for each recorded cell: key columns, then means, spreads and counts.
 
-    >>> frame = pd.DataFrame({"dataset": ["a"] * 2, "metric": ["accuracy", "growth"], "mean": [0.9, 2.0],
+    >>> frame = pd.DataFrame({"dataset": ["a"] * 2, "metric": ["accuracy", "growth"],
+    ...                       "mean": [0.9, 2.0],
     ...                       "std": [0.1, 0.0], "n": ["3", "3"], "seeds": ["3", "3"]})
     >>> [(c["accuracy"], c["accuracy_std"], c["growth"]) for c in cells(frame)]
     [(0.9, 0.1, 2.0)]
@@ -141,7 +143,7 @@ class Comparison:
 def compare(
     table: str, frame: pd.DataFrame, metric: str = "", unpublished: bool = False
 ) -> list[Comparison]:
-    """Return every published value of a table, or of one metric, with each recorded cell of the same keys.
+    """Return a table's published values, each with the recorded cells of the same keys.
 
     They stand in the printed order, values without a cell alone, and where they are asked for,
     cells without a value after them. A value whose convention is not understood
@@ -208,7 +210,7 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
 
 
 def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:
-    """Return which data sets of a published table are recorded, where some are not and the claim names none."""
+    """Return the recorded data sets, where some are missing and the claim names none."""
     if (
         "dataset" in entry.get("rows", {})
         or "dataset" not in frame
@@ -255,7 +257,8 @@ def _words(test: dict[str, Any]) -> str:
             by, errors = test.get("by", 0), test.get("errors")
             margin = f" less {-by}" if by < 0 else f" by {by}" if by else ""
             margin += f" by {errors} standard errors" if errors else ""
-            return f"{metric} of {_row_label(test['rows'])} above that of {_row_label(test['than'])}{margin}"
+            rows, than = _row_label(test["rows"]), _row_label(test["than"])
+            return f"{metric} of {rows} above that of {than}{margin}"
     raise AssertionError(
         f"the check {kind!r} has no words"
     )  # a programmer's mistake: the ledger's form is checked

@@ -22,7 +22,18 @@ TIMES = BUILD / "run_times.json"
 
 
 def check_disk(folder: Path, mebibytes: int = NEEDED_MIB) -> None:
-    """Raise `InputError` at once when a run could not be kept."""
+    """Check that a run's results can be written.
+
+    Parameters
+    ----------
+    folder : where they are written; it is created where it is absent
+    mebibytes : free disk space that the run needs
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be written or its disk is too full.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -39,7 +50,7 @@ def check_disk(folder: Path, mebibytes: int = NEEDED_MIB) -> None:
 
 
 def resolved(settings: Settings) -> Settings:
-    """Return the settings with data sets named 'auto' replaced by what is there, all files verified.
+    """Return the settings with 'auto' replaced by a data set that is there; verify all files.
 
     Raises
     ------
@@ -57,35 +68,25 @@ def resolved(settings: Settings) -> Settings:
     batch = getattr(settings, "batch_dataset", "same")
     if batch in ("auto", "same"):
         batch = "lfw" if batch == "auto" and available("lfw", root) else name
-    for one in dict.fromkeys((name, batch)):
-        fetch(one, root)
-        verify(one, root)
-        if one.startswith(
-            "npz:"
-        ):  # a reader's own arrays are read now: a fault in them shows before the work
-            load(one, root)
-        if settings.needs_images and one in DATASETS and DATASETS[one].kind != "image":
+    for dataset in dict.fromkeys((name, batch)):
+        fetch(dataset, root)
+        verify(dataset, root)
+        # a reader's own arrays are read now: a fault in them shows before the work
+        if dataset.startswith("npz:"):
+            load(dataset, root)
+        if settings.needs_images and dataset in DATASETS and DATASETS[dataset].kind != "image":
             raise InputError(
-                f"dataset = {one!r} has no images to reconstruct: use digits, mnist, lfw or cifar10."
+                f"dataset = {dataset!r} has no images to reconstruct: "
+                "use digits, mnist, lfw or cifar10."
             )
-    found = {"dataset": name, "batch_dataset": batch}
+    names = {"dataset": name, "batch_dataset": batch}
     return settings.model_copy(
-        update={field: value for field, value in found.items() if hasattr(settings, field)}
+        update={field: value for field, value in names.items() if hasattr(settings, field)}
     )
 
 
-def last_time(step: str) -> str:
-    """Return how long a step took last time, as words for a progress line."""
-    seconds = _times().get(step)
-    return f" (last time {seconds:.0f} s)" if seconds else ""
-
-
-def note_time(step: str, seconds: float) -> None:
-    """Remember how long a step took."""
-    write_atomically(TIMES, json.dumps(_times() | {step: round(seconds, 1)}, indent=1).encode())
-
-
 def _times() -> dict[str, float]:
+    """Return step → how long it took last time, in seconds."""
     try:
         return json.loads(TIMES.read_text())
     except (OSError, ValueError):
@@ -93,12 +94,13 @@ def _times() -> dict[str, float]:
 
 
 def timed(step: str, action: Callable[[], Any]) -> Any:
-    """Run a step, saying that it runs, how long it took last time, and how long it took now."""
-    report_progress(f"{step} …{last_time(step)}")
+    """Run a step, report how long it took last time and now, and return its result."""
+    last = _times().get(step)
+    report_progress(f"{step} …" + (f" (last time {last:.0f} s)" if last else ""))
     started = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - started
-    note_time(step, seconds)
+    write_atomically(TIMES, json.dumps(_times() | {step: round(seconds, 1)}, indent=1).encode())
     report_progress(f"{step}: {seconds:.0f} s")
     return result
 
@@ -129,9 +131,8 @@ def execute(settings: Settings, target: Path) -> Path:
             kernel_name="python3",
             progress_bar=False,
             stderr_file=sys.stderr,
-            extra_arguments=[
-                "--IPKernelApp.log_level=50"
-            ],  # the kernel's own messages concern no reader
+            # the kernel's own messages concern no reader
+            extra_arguments=["--IPKernelApp.log_level=50"],
         )
     except PapermillExecutionError as error:
         kind = "" if error.ename == "InputError" else f"{error.ename}: "
@@ -144,7 +145,13 @@ def execute(settings: Settings, target: Path) -> Path:
 
 
 def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
-    """Execute one chapter with parameters of the reader's own and return the finished notebook's path."""
+    """Execute one chapter with a reader's parameters and return the finished notebook's path.
+
+    Raises
+    ------
+    InputError
+        If a parameter, a data file or a cell is wrong.
+    """
     settings = resolved(kind.of_profile(profile, **overrides))
     words = [f"{k}={v}" for k, v in sorted(overrides.items())]
     safe = "_".join([profile, *words]).replace("/", "-").replace(":", "-")

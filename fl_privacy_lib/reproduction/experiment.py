@@ -82,7 +82,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, point: Any, device: torch.device) -> Result:
-        """Measure a point; where it knows the `seconds` of earlier, interrupted runs, they count."""
+        """Measure a point; a result may count the `seconds` of interrupted runs itself."""
 
     @abstractmethod
     def words(self, point: Any, result: Result) -> str:
@@ -104,7 +104,7 @@ class Experiment(ABC):
         label: str = "",
         workers: int | None = None,
     ) -> Iterator[tuple[Any, Result]]:
-        """Yield every point with its result, in order; points that were finished before come at once.
+        """Yield every point with its result, in order; points finished before come at once.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class Experiment(ABC):
         distinct = list(dict.fromkeys(measured))
         missing = [p for p in distinct if not cache.has(self.identity(p) | {"device": device.type})]
         count = min(workers or os.cpu_count() or 1, len(missing)) if device.type == "cpu" else 1
-        fresh = _in_order(self, missing, device, count)
+        fresh = _run_in_order(self, missing, device, count)
         results: dict[Any, Result] = {}
         done = 0
         for point, same in zip(points, measured, strict=True):
@@ -142,7 +142,7 @@ def _compute(experiment: Experiment, point: Any, device: torch.device) -> Result
     return cache.get(key, lambda: experiment.run(point, device))
 
 
-def _in_order(
+def _run_in_order(
     experiment: Experiment, points: Sequence[Any], device: torch.device, workers: int
 ) -> Iterator[Result]:
     if workers < 2:
@@ -153,7 +153,7 @@ def _in_order(
 
 
 def _start_worker(parent: int) -> None:
-    """Use one thread, leave Ctrl-C to the parent, and end when the parent has ended, however it did."""
+    """Use one thread, leave Ctrl-C to the parent, and end whenever the parent has ended."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -176,6 +176,11 @@ def record(
         that a table does not have in its paper is recorded there where the table is named.
     only : a part's name or 'paper/table'; None: all, but the long ones only on a CUDA device
     folder : where the measured tables lie
+
+    Raises
+    ------
+    InputError
+        If there is no such part, or none of its data sets is here.
     """
     device = CPU if experiment.on_cpu else pick_device(settings.device)
     parts = experiment.parts(settings, folder)

@@ -95,8 +95,10 @@ def draw_route(filled: dict[str, str] | None = None) -> Figure:
                 (i - 0.66, 0.66),
                 arrowprops={"arrowstyle": "-|>", "color": INK},
             )
-        axes.text(i, 0.1, filled.get(stage, stage), ha="center", va="center", fontsize=8.5,
-                  color=WARN if strong else QUIET, style="normal" if strong else "italic")  # fmt: skip
+        axes.text(
+            i, 0.1, filled.get(stage, stage), ha="center", va="center", fontsize=8.5,
+            color=WARN if strong else QUIET, style="normal" if strong else "italic",
+        )  # fmt: skip
         axes.plot([i, i], [-0.08, -0.4], color=ACCENT, lw=1.4)
         axes.plot(i, -0.4, "o", color=ACCENT, ms=8)
         axes.text(i, -0.76, f"tap: {tap}", ha="center", va="top", fontsize=9, color=ACCENT)
@@ -205,7 +207,7 @@ def panels(
     reference: Reference | None = None,
     **axes_settings: Any,
 ) -> Figure:
-    """Draw groups of named curves, a panel each, with one legend: a name looks the same in every panel.
+    """Draw groups of named curves, a panel each, with one legend and one style for each name.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class Frame:
 
 
 class Slider:
-    """Frames behind a slider, as HTML: an ordinary range input, so that keyboard and screen reader work.
+    """Frames behind a slider in HTML: a plain range input, so that keys and screen readers work.
 
     Parameters
     ----------
@@ -49,15 +49,18 @@ class Slider:
             f"(function () {{ const frames = {data};"
             f" const root = document.getElementById('{key}'), input = root.querySelector('input');"
             " const image = root.querySelector('img'), output = root.querySelector('output');"
-            " input.addEventListener('input', function () { const [value, picture, alt] = frames[Number(input.value)];"
+            " input.addEventListener('input', function () {"
+            " const [value, picture, alt] = frames[Number(input.value)];"
             " image.src = picture; image.alt = alt; output.textContent = value;"
             " input.setAttribute('aria-valuetext', value); }); }())"
         )
         return (
             f'<div id="{key}" class="slider-figure"><label>{escape(self.name)} '
-            f'<input type="range" min="0" max="{last}" value="0" step="1" aria-valuetext="{escape(first.value)}">'
+            f'<input type="range" min="0" max="{last}" value="0" step="1"'
+            f' aria-valuetext="{escape(first.value)}">'
             f'</label> <output aria-live="polite">{escape(first.value)}</output><br>'
-            f'<img class="dark-light" src="{pictures[0]}" alt="{escape(first.alt)}"></div><script>{script}</script>'
+            f'<img class="dark-light" src="{pictures[0]}" alt="{escape(first.alt)}"></div>'
+            f"<script>{script}</script>"
         )
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from fl_privacy_lib.reproduction.progress import report_progress
 
 @functools.cache
 def load_cached(name: str, train_only: bool = True) -> Dataset:
-    """Return a data set; with `train_only` only its training part, since each worker holds a copy."""
+    """Return a data set; with `train_only` its training part, since each worker holds a copy."""
     data = load(name, data_root(), decoded_cache())
     if not train_only:
         return data
@@ -38,7 +38,7 @@ def load_if_available(name: str) -> Dataset | None:
 
 
 def content_of(dataset: str) -> dict[str, object]:
-    """Return a digest of a reader's own file, {'content': …}; an empty dict for a known data set."""
+    """Return a digest of a reader's own file, {'content': …}; nothing for a known data set."""
     if not dataset.startswith("npz:"):
         return {}
     path = data_root() / Path(dataset.removeprefix("npz:")).expanduser()
@@ -47,13 +47,8 @@ def content_of(dataset: str) -> dict[str, object]:
 
 def only_available(names: Iterable[str]) -> tuple[str, ...]:
     """Return the data sets whose files are there; the others are named in a line of progress."""
-    names = list(names)
-    root = data_root()
-    missing = [
-        n
-        for n in names
-        if not n.startswith("npz:") and (n not in DATASETS or not available(n, root))
-    ]
-    if missing:
+    names, root = list(names), data_root()
+    there = [n for n in names if n.startswith("npz:") or (n in DATASETS and available(n, root))]
+    if missing := [name for name in names if name not in there]:
         report_progress(f"not recorded, their files are not in {root}: {', '.join(missing)}")
-    return tuple(name for name in names if name not in missing)
+    return tuple(there)

@@ -1,4 +1,4 @@
-"""What a reader sees in place of a code name. A method's title stands in the registry of methods."""
+"""What a reader sees in place of a code name. Titles of methods stand in their registry."""
 
 NAMES = {
     "naive": "naive",
@@ -56,6 +56,6 @@ NAMES = {
     "pm_rp": "PM, compressed",
 }
 NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
-NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{more}" for name in ("exp", "pe", "ps")
-          for end, more in (("", ""), ("_rule", ", by the rule"))}  # fmt: skip
+NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{words}" for name in ("exp", "pe", "ps")
+          for end, words in (("", ""), ("_rule", ", by the rule"))}  # fmt: skip
 """Code name → the name a reader sees; anything else is shown as it is."""

@@ -39,7 +39,7 @@ def data_root() -> Path:
 
 
 def decoded_cache() -> Path:
-    """Return the folder of decoded data sets; never inside the data folder, which may be read-only."""
+    """Return the folder of decoded data sets, outside the data folder, which may be read-only."""
     return Path.home() / ".cache" / "fl-privacy" / "decoded"
 
 

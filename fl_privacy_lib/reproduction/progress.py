@@ -10,6 +10,12 @@ def report_progress(text: str) -> None:
 
 
 def time_left(started: float, done: int, total: int) -> str:
-    """Return the time left in words, from the time the finished part took."""
+    """Return the time left in words, judged by the time that the finished part took.
+
+    Parameters
+    ----------
+    started : `time.perf_counter` at the start
+    done, total : numbers of points
+    """
     seconds = (time.perf_counter() - started) / max(done, 1) * (total - done)
     return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"

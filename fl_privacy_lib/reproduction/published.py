@@ -1,4 +1,4 @@
-"""The papers' printed numbers: loading them, and putting them in the form in which they can be compared."""
+"""The papers' printed numbers: loading them, and bringing them into a form that compares."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.reproduction.paths import PUBLISHED
 
 MEASURED_AS = {"rmse": "mse"}
-"""Published metric → measured metric, where the name and the formula of a paper disagree: they print no root."""
+"""Published metric → measured metric, where a paper's name and formula differ: it takes no root."""
 
 
 def load_published(table: str, folder: Path = PUBLISHED) -> pd.DataFrame:
@@ -16,7 +16,12 @@ def load_published(table: str, folder: Path = PUBLISHED) -> pd.DataFrame:
 
     Parameters
     ----------
-    table : str, ``paper/table``, e.g. 'fed_cdp/table_7'
+    table : 'paper/table', e.g. 'fed_cdp/table_7'
+
+    Raises
+    ------
+    InputError
+        If there is no such table.
     """
     path = folder / f"{table}.csv"
     if not path.exists():
@@ -35,10 +40,11 @@ def keys_of(printed: pd.DataFrame) -> list[str]:
 
 
 def comparable(table: str) -> pd.DataFrame:
-    """Return a published table as the records can answer it, with the measured metric in the column `measured_as`.
+    """Return a published table in the form that the records can answer.
 
-    Times become ratios to the non-private one, since those of two machines compare only so; a
-    budget in a key column is a value of its own; a boolean is answered by a success rate.
+    The column `measured_as` names the measured metric. Times become ratios to the non-private one,
+    since only ratios compare across machines; a budget in a key column becomes a row; a boolean is
+    answered by a success rate.
     """
     printed = load_published(table)
     times = printed["unit"].isin(["ms", "s"])
@@ -55,13 +61,12 @@ def comparable(table: str) -> pd.DataFrame:
     if "target_epsilon" in printed:
         named = [c for c in ("dataset", "accounting", "target_epsilon") if c in printed]
         budgets = printed.loc[printed["target_epsilon"].str.match(r"\d"), named].drop_duplicates()
-        own = {
+        columns = {c: "not_applicable" for c in keys_of(printed) if c not in named} | {
             "metric": "target_epsilon",
             "unit": "dimensionless",
             "value": budgets["target_epsilon"],
         }
-        rest = {c: "not_applicable" for c in keys_of(printed) if c not in named}
-        printed = pd.concat([printed, budgets.assign(**rest, **own)], ignore_index=True)
+        printed = pd.concat([printed, budgets.assign(**columns)], ignore_index=True)
     answered = printed["metric"].map(lambda metric: MEASURED_AS.get(metric, metric))
     return printed.assign(
         measured_as=answered.mask(printed["unit"] == "boolean", "attack_success_rate")

@@ -28,7 +28,12 @@ Values = dict[str, dict[str, Any]]  # metric → {mean, std, n}
 
 
 def numbers(values: Any) -> dict[str, Any]:
-    """Return mean, standard deviation and number of one value a run."""
+    """Return mean, standard deviation and number of values.
+
+    Parameters
+    ----------
+    values : one a run; a single value has standard deviation 0
+    """
     array = np.asarray(values, dtype=float)
     return {
         "mean": float(array.mean()),
@@ -53,19 +58,18 @@ def read_record(
         missing = [c for c in columns if c not in table]
         if missing:
             raise ValueError(f"it lacks the column {missing[0]!r}")
-        holes = (
-            (table == "").any(axis=1).to_numpy()
-        )  # no record has an empty field, and each ends its last line
+        # no record has an empty field, and each ends its last line
+        holes = (table == "").any(axis=1).to_numpy()
         if holes.any() or not data.endswith(b"\n"):
-            raise ValueError(
-                f"line {(int(holes.argmax()) if holes.any() else len(table) - 1) + 2} is cut off"
-            )
+            row = int(holes.argmax()) if holes.any() else len(table) - 1
+            raise ValueError(f"line {row + 2} is cut off")
         for column in {"mean", "std", "seconds"} & set(table):
             table[column] = pd.to_numeric(table[column])
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise InputError(
-            f"the record {path} is broken ({reason}): restore it with git, or delete it and record again."
+            f"the record {path} is broken ({reason}): restore it with git, "
+            "or delete it and record again."
         ) from None
     return table
 
@@ -76,7 +80,7 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def other_rows(path: Path, column: str, measured: Iterable[str]) -> list[dict[Any, Any]]:
-    """Return a table's rows that do not stand for what is measured now, as text; none where there is no table."""
+    """Return a table's rows whose `column` is not in `measured`, as text; none without a table."""
     if not path.exists():
         return []
     table = pd.read_csv(path, dtype=str)
@@ -97,7 +101,7 @@ class MeasuredTable:
         self.path, self.keys = path, list(keys)
 
     def frame(self) -> pd.DataFrame:
-        """Return all rows; keys as text, `mean` and `std` as numbers. An absent file is an empty table."""
+        """Return all rows, none without a file: keys as text, `mean` and `std` as numbers."""
         columns = [*self.keys, *META]
         if not self.path.exists():
             return pd.DataFrame(columns=columns)
@@ -112,7 +116,14 @@ class MeasuredTable:
         return table[mask]
 
     def add(self, point: dict[str, Any], metrics: dict[str, dict[str, Any]], **meta: Any) -> None:
-        """Add one finished point: a row for each metric ({"mean", "std", "n"}), stamped with version and date."""
+        """Add one finished point: a row for each metric, stamped with version and date.
+
+        Parameters
+        ----------
+        point : key column → value
+        metrics : metric → {mean, std, n}
+        meta : further columns of `META`
+        """
         stamp = {
             "version": fl_privacy_lib.__version__,
             "date": datetime.date.today().isoformat(),
@@ -159,7 +170,13 @@ class PointCache:
     def get(
         self, settings: dict[str, Any], compute: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Return the point's arrays: from the folder, or computed, kept and returned, with `seconds` it took."""
+        """Return a point's arrays from the folder, or compute and store them.
+
+        Parameters
+        ----------
+        settings : all that the result depends on
+        compute : gives the arrays; without `seconds` among them, the time that it took is added
+        """
         path = self._path(settings)
         if path.exists():
             try:

@@ -16,14 +16,13 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 class Settings(BaseModel):
-    """Base of a chapter's settings: frozen, no unknown names, one clear sentence for what is wrong."""
+    """Base of a chapter's settings: frozen, no unknown names, one clear sentence for each fault."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     notebook: ClassVar[str]  # its number first
     profiles: ClassVar[dict[str, dict[str, Any]]] = {}
-    auto_datasets: ClassVar[
-        tuple[str, ...]
-    ] = ()  # what dataset = "auto" stands for: the first of them that is there
+    # dataset = "auto" stands for the first of these that is there
+    auto_datasets: ClassVar[tuple[str, ...]] = ()
     needs_images: ClassVar[bool] = False
 
     @classmethod
@@ -51,11 +50,29 @@ class Settings(BaseModel):
         """The profile whose values these are, whatever the data, device and seed; else 'custom'."""
         free = {"dataset", "batch_dataset", "device", "seed"}
         for name in PROFILES:
-            if self.model_dump(exclude=free) == type(self)(
-                **self.profiles.get(name, {})
-            ).model_dump(exclude=free):
+            values = type(self)(**self.profiles.get(name, {})).model_dump(exclude=free)
+            if values == self.model_dump(exclude=free):
                 return name
         return "custom"
+
+    def check_order(self, **pairs: str) -> None:
+        """Check that no parameter is more than the one that bounds it.
+
+        Parameters
+        ----------
+        pairs : the smaller parameter's name = the larger one's
+
+        Raises
+        ------
+        InputError
+            One sentence that names both parameters, their values and the one to lower.
+        """
+        for small, large in pairs.items():
+            if getattr(self, small) > getattr(self, large):
+                raise InputError(
+                    f"{small} = {getattr(self, small)} is more than {large} = "
+                    f"{getattr(self, large)}: lower {small}."
+                )
 
     @classmethod
     def _sentence(cls, error: ValidationError) -> str:
@@ -65,12 +82,10 @@ class Settings(BaseModel):
             known = sorted(cls.model_fields)
             wrong = f"notebook {cls.notebook[:2]} has no parameter {name!r}{nearest(name, known)}"
             return f"{wrong}; it has {', '.join(known)}."
-        if (
-            first["type"] == "value_error" and not first["loc"]
-        ):  # a check of several parameters: a whole sentence
-            return str(first["ctx"]["error"])
         if first["type"] == "value_error":
-            return f"{name} = {value!r}: {str(first['ctx']['error']).rstrip('.')}."
+            sentence = str(first["ctx"]["error"])
+            # a check of several parameters has no place, and says a whole sentence
+            return f"{name} = {value!r}: {sentence.rstrip('.')}." if first["loc"] else sentence
         if first["type"] == "literal_error":
             one_of(get_args(cls.model_fields[name].annotation), **{name: str(value)})
         plain = {
@@ -87,8 +102,15 @@ class Settings(BaseModel):
 
 
 def parse_assignments(words: list[str]) -> dict[str, str]:
-    """Return {name: value} of words like ``noise_scale=1e-2``; the settings class turns text into numbers.
+    """Return name → value, as text, of words like ``noise_scale=1e-2``.
 
+    Raises
+    ------
+    InputError
+        If a word is no assignment, names the profile, or repeats a name.
+
+    Examples
+    --------
     >>> parse_assignments(["noise_scale=1e-2"])
     {'noise_scale': '1e-2'}
     """
@@ -101,8 +123,9 @@ def parse_assignments(words: list[str]) -> dict[str, str]:
             )
         if name == "profile":
             raise InputError(
-                f"profile = {value!r} is no parameter of a notebook: choose it with PROFILE=… beside P, or with "
-                f"--profile, from {', '.join(PROFILES)}{nearest(value, PROFILES)}."
+                f"profile = {value!r} is no parameter of a notebook: choose it with PROFILE=… "
+                f"beside P, or with --profile, from {', '.join(PROFILES)}"
+                f"{nearest(value, PROFILES)}."
             )
         if name in values:
             raise InputError(f"{name} is given twice ({values[name]} and {value}): give it once.")

@@ -7,7 +7,7 @@ from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.reproduction.experiment import Row
 
 
-def computed(key: dict[str, Any], metrics: dict[str, float]) -> Row:
+def computed_row(key: dict[str, Any], metrics: dict[str, float]) -> Row:
     """Return a recorded row of values that are not random: standard deviation 0, n = 1."""
     values = {name: {"mean": value, "std": 0.0, "n": 1} for name, value in metrics.items()}
     return Row(key, (), lambda _: values)
@@ -55,7 +55,7 @@ class Case:
             "margin": -self.excess,
             "excess": self.excess,
         }
-        return computed(key, metrics)
+        return computed_row(key, metrics)
 
     @property
     def excess(self) -> float:

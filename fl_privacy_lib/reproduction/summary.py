@@ -14,7 +14,13 @@ START, END = (
 
 
 def with_summary(readme: str) -> str:
-    """Return the README with a fresh summary between its two markers."""
+    """Return the README with a fresh summary between its two markers.
+
+    Raises
+    ------
+    InputError
+        If a marker is missing.
+    """
     if START not in readme or END not in readme:
         raise InputError("README.md lacks the markers of the claims summary: put both back.")
     before, _, rest = readme.partition(START)

@@ -108,20 +108,19 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """The published values that stand in one row of a table, each beside the recorded cell that answers it."""
+    """The published values in one row of a table, each beside the recorded cell that answers it."""
 
     values: tuple[Comparison, ...]
 
     @property
     def cell(self) -> dict[str, Any] | None:
-        """The recorded cell, the first where the row has several; None where nothing is recorded."""
+        """The row's first recorded cell; None where nothing is recorded."""
         return next((c.cell for c in self.values if c.cell), None)
 
     def __getitem__(self, column: str) -> str:
-        """Return a key column's value, as text; 'not_applicable' where the row has none of this name."""
-        return ((self.values[0].printed or {}) | (self.cell or {"key": {}})["key"]).get(
-            column, "not_applicable"
-        )
+        """Return a key column's value as text, 'not_applicable' where the row has none."""
+        keys = (self.values[0].printed or {}) | (self.cell or {"key": {}})["key"]
+        return keys.get(column, "not_applicable")
 
     def published(self, metric: str = "") -> str:
         """Return the printed text of a metric, or the only one there is; a dash for none."""
@@ -137,26 +136,22 @@ class Row:
         return number(self.cell[metric]) if self.cell else "—"
 
     def spread(self, metric: str) -> str:
-        """Return a measured mean ± its standard deviation over seeds; a dash where nothing is recorded."""
+        """Return a measured mean ± its deviation over seeds; a dash where nothing is recorded."""
         return f"{self.mean(metric)} ± {number(self.cell[metric + '_std'])}" if self.cell else "—"
 
     def rate(self) -> str:
-        """Return the attacks' measured success rate with its Wilson interval; a dash where nothing is recorded."""
-        found = self.cell
-        return (
-            rate(found["attack_success_rate"], int(found["attack_success_rate_n"]))
-            if found
-            else "—"
-        )
+        """Return the measured success rate with its interval; a dash where nothing is recorded."""
+        mean, n = "attack_success_rate", "attack_success_rate_n"
+        return rate(self.cell[mean], int(self.cell[n])) if self.cell else "—"
 
     @property
     def status(self) -> "Badge | str":
-        """The row's status, with the number of its values that came out where there are several."""
+        """The row's status; of several values, with the number that hold."""
         if not any(c.printed for c in self.values):
             return "not in the paper"
-        found = judge(self.values)
-        many = f": {found.held} of {found.cells} values" if found.cells > 1 else ""
-        return Badge(found.status, found.status + many)
+        outcome = judge(self.values)
+        many = f": {outcome.held} of {outcome.cells} values" if outcome.cells > 1 else ""
+        return Badge(outcome.status, outcome.status + many)
 
 
 Columns = Mapping[str, Callable[[Row], Any]]
@@ -188,7 +183,7 @@ def beside(
 
     Parameters
     ----------
-    table : str, e.g. 'fed_cdp/table_7'
+    table : 'paper/table', e.g. 'fed_cdp/table_7'
     columns : title → what it shows of a row
     by : the key columns, or what else is equal for the values that share a row
     metric : the only published metric that is shown, or any
@@ -198,28 +193,24 @@ def beside(
         without a value
     """
     groups: dict[Any, list[Comparison]] = {}
-    for one in compare(table, measured(table) if frame is None else frame, metric, unpublished):
-        if one.cell or unrecorded:
-            row = Row((one,))
-            groups.setdefault(by(row) if callable(by) else tuple(row[c] for c in by), []).append(
-                one
-            )
+    frame = measured(table) if frame is None else frame
+    for comparison in compare(table, frame, metric, unpublished):
+        if comparison.cell or unrecorded:
+            row = Row((comparison,))
+            key = by(row) if callable(by) else tuple(row[c] for c in by)
+            groups.setdefault(key, []).append(comparison)
     rows = [Row(tuple(group)) for group in groups.values()]
-    for column in (
-        "threat_type",
-        "dataset",
-    ):  # like stands by like, in the order of first appearance
+    # like stands by like, in the order of first appearance
+    for column in ("threat_type", "dataset"):
         order = list(dict.fromkeys(row[column] for row in rows))
         rows.sort(key=lambda row: order.index(row[column]))
     shown = []
     for row in rows:
         shown.append([*(show(row) for show in columns.values()), row.status])
         shown += [[*(show(row) for show in line.values()), "—"] for line in below(row)]
-    return (
-        Table([*columns, "status"], shown)
-        if shown
-        else Table(["recorded"], [["nothing yet: make record"]])
-    )
+    if not shown:
+        return Table(["recorded"], [["nothing yet: make record"]])
+    return Table([*columns, "status"], shown)
 
 
 def claims_table(chapter: str | None = None) -> Table:
@@ -227,18 +218,11 @@ def claims_table(chapter: str | None = None) -> Table:
     rows = []
     for entry in load_claims():
         if chapter in (None, entry["chapter"]):
-            found = verdict(entry)
+            outcome = verdict(entry)
             where = f"{named(entry['paper'])}: {entry['where']}"
             test = in_words(entry["test"]) if "test" in entry else "—"
-            rows.append(
-                [
-                    where,
-                    entry["statement"],
-                    test,
-                    Badge(found.status, str(found)),
-                    found.note or "—",
-                ]
-            )
+            badge = Badge(outcome.status, str(outcome))
+            rows.append([where, entry["statement"], test, badge, outcome.note or "—"])
     return Table(["where", "claim, in our words", "test", "verdict", "note"], rows)
 
 
@@ -277,7 +261,7 @@ def time_table(chapter: str) -> Table:
 
 
 def setting_table(settings: Any) -> Table:
-    """Return a chapter's parameters with their meaning: the overview that a run prints before it starts."""
+    """Return a chapter's parameters, values and meanings: the overview before a run."""
     rows = [
         [n, getattr(settings, n), f.description] for n, f in type(settings).model_fields.items()
     ]

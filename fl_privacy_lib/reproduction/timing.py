@@ -41,9 +41,8 @@ class PeakMemory:
             for process in (me, *me.children(recursive=True)):
                 try:
                     memory = process.memory_full_info()
-                    total += getattr(
-                        memory, "pss", memory.rss
-                    )  # shared pages once, where the system can tell
+                    # shared pages once, where the system can tell
+                    total += getattr(memory, "pss", memory.rss)
                 except psutil.Error:  # it has just ended
                     continue
             self.mebibytes = max(self.mebibytes, total // 2**20)
@@ -53,7 +52,7 @@ class PeakMemory:
 def measure_times(
     chapters: Iterable[type[Settings]], path: Path = MEASURED / "run_times.csv"
 ) -> None:
-    """Execute chapters at `smoke` and `quick`, nothing cached, and write each one's rows as it is done.
+    """Execute chapters at `smoke` and `quick`, nothing cached; write each one's rows at its end.
 
     Parameters
     ----------
@@ -61,12 +60,12 @@ def measure_times(
     """
     for kind in chapters:
         rows: list[Any] = other_rows(path, "chapter", [kind.notebook[:2]])
-        rows += [_timed(kind, profile) for profile in ("smoke", "quick")]
+        rows += [_time_chapter(kind, profile) for profile in ("smoke", "quick")]
         rows.sort(key=lambda row: (str(row["chapter"]), row["profile"] != "smoke"))
         write_table(path, pd.DataFrame(rows))
 
 
-def _timed(kind: type[Settings], profile: str) -> dict[str, object]:
+def _time_chapter(kind: type[Settings], profile: str) -> dict[str, object]:
     notebook, number = kind.notebook, kind.notebook[:2]
     settings = resolved(kind.of_profile(profile))
     shutil.rmtree(point_cache(number), ignore_errors=True)

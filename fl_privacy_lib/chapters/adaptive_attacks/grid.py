@@ -1,4 +1,4 @@
-"""Adaptive attacks: published and adaptive attackers against transformations, noise and clipping (chapter 02).
+"""Published and adaptive attackers against transformations, noise and clipping (chapter 02).
 
 `LearnedCell` is a cell of the learned attacker, `ThreatCell` one of the rest of Fed-αCDP's Table 3.
 `recorded_grid` lists the cells of every recorded table.
@@ -55,7 +55,7 @@ PRUNED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[str, list[Cell]]:
-    """Return the cells of every recorded table, the ones that most depends on first."""
+    """Return table → its cells; first the tables that most claims rest on."""
     shared: dict[str, Any] = {
         "victims": settings.victims,
         "seeds": settings.seeds,
@@ -128,8 +128,11 @@ def _section_4(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
             for arm in ("naive", "prior")
         ]
         cells += [Cell("lfw", "dssgd", 0.5, arm, **shared) for arm in ("naive", "mask_aware")]
-        cells += [Cell("lfw", "fed_cdp", arm=arm, clip_norm=c, noise_scale=s, **shared)
-                  for c, s in ((1.0, 2.0), (4.0, 6.0)) for arm in ("naive", "clip_aware")]  # fmt: skip
+        cells += [
+            Cell("lfw", "fed_cdp", arm=arm, clip_norm=c, noise_scale=s, **shared)
+            for c, s in ((1.0, 2.0), (4.0, 6.0))
+            for arm in ("naive", "clip_aware")
+        ]
     return cells
 
 
@@ -145,15 +148,16 @@ def _alpha(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
 
 
 def _learned(dataset: str, shared: dict[str, Any]) -> list[Cell]:
-    """Return the learned attacker at the noise levels of the others, and under clipping without and with noise."""
+    """Return the learned attacker at the others' noise levels, and under clipping."""
     levels = [("gaussian", std) for std in NOISE] + [("clipped", 0.0), ("clipped_gaussian", 1e-2),
               ("clipped_gaussian", 1e-1)]  # fmt: skip
     return [LearnedCell(dataset, method, level, **shared) for method, level in levels]
 
 
 def _table_3_rest(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
-    """Return Table 3's quantile clipping and AdaClip for all types, and Fed-αCDP[σ] for types 0 and 1.
+    """Return the cells of Fed-αCDP's Table 3 that no other record holds.
 
+    These are quantile clipping and AdaClip for all threat types, and Fed-αCDP[σ] for types 0 and 1.
     Rows without a defence and of Fed-SDP are those of Fed-CDP's Table VII, in chapter 01.
     """
     adaptive = dict.fromkeys(("quantile_clip", "adaclip"), 6.0)
@@ -180,7 +184,7 @@ def _table_3_rest(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cel
 
 
 def _batches(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
-    """Return undefended updates of several images: batches of the papers' sizes, and several local iterations."""
+    """Return undefended updates of several images: whole batches, or several local iterations."""
     update: dict[str, Any] = {
         "arm": "batch_prior",
         "tap": "update",
@@ -199,7 +203,7 @@ def _batches(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
 
 
 def record_key(cell: Cell) -> dict[str, Any]:
-    """Return a recorded row's key: the published table's own keys, then the settings that really ran."""
+    """Return a row's key: the published table's own keys, then the settings that really ran."""
     method = "fed_alpha_cdp_sigma" if cell.method.startswith("fed_alpha_cdp") else cell.method
     published = {
         "dataset": cell.dataset,

@@ -1,4 +1,4 @@
-"""Reading the records of chapter 02: curves over one setting, and Fed-αCDP's Table 3 from where its cells stand."""
+"""Reading the records of chapter 02: curves over one setting, and Fed-αCDP's Table 3."""
 
 from pathlib import Path
 from typing import Any
@@ -33,21 +33,28 @@ def curves(
     x: str = "level",
     folder: Path = MEASURED,
 ) -> dict[str, list[Banded]]:
-    """Return name → (x, mean, low, high) of a recorded metric; of equal cells the one with most victims.
+    """Return name → curve (x, mean, low, high) of a recorded metric.
 
-    The band of a success rate is its Wilson interval, that of any other metric one standard
-    deviation of the seeds.
+    Of equal cells, the one with most victims counts. The band of a success rate is its Wilson
+    interval, that of any other metric one standard deviation of the seeds.
+
+    Parameters
+    ----------
+    table : 'paper/table'
+    rows : column → the value or values that select the rows
+    split : the column whose values name the curves
+    metric : what is drawn
+    x : the column of numbers along the axis
     """
     frame = select(measured(table, folder), {"metric": metric} | rows)
-    found: dict[str, dict[float, Any]] = {}
+    by_name: dict[str, dict[float, Any]] = {}
     for _, r in frame.iterrows():
-        points = found.setdefault(named(r[split]).replace("_", "-"), {})
+        points = by_name.setdefault(named(r[split]).replace("_", "-"), {})
         if int(r["n"]) >= points.get(float(r[x]), {"n": 0})["n"]:
             points[float(r[x])] = {"mean": r["mean"], "std": r["std"], "n": int(r["n"])}
-    drawn = {name: sorted(points.items()) for name, points in found.items()}
     return {
-        name: [(level, p["mean"], *_band(p, metric)) for level, p in points]
-        for name, points in drawn.items()
+        name: [(level, p["mean"], *_band(p, metric)) for level, p in sorted(points.items())]
+        for name, points in by_name.items()
     }
 
 
@@ -66,7 +73,7 @@ def _band(point: dict[str, Any], metric: str) -> tuple[float, float]:
 
 
 def table_3_frame(folder: Path = MEASURED) -> pd.DataFrame:
-    """Return the recorded rows of Table 3's cells, with its own keys, whatever record they stand in."""
+    """Return the recorded rows of Table 3's cells from all `SOURCES`, under Table 3's keys."""
     seven, *rest = (measured(table, folder) for table in SOURCES)
     if len(seven):
         seven = seven[seven["arm"].isin(list(FROM_TABLE_VII))]
@@ -82,18 +89,14 @@ def table_3_frame(folder: Path = MEASURED) -> pd.DataFrame:
 
 
 def table_3(folder: Path = MEASURED) -> Table:
-    """Return the whole of Table 3: published, measured by the published attacker and a clip-aware one, and guesses."""
+    """Return the whole of Table 3: published values, two measured attackers, two guesses."""
     frame = table_3_frame(folder)
-
     keys = ("dataset", "threat_type", "method", "defense")
+    aware_rates = {"arm": "clip_aware", "metric": "attack_success_rate"}
 
     def aware(row: Row) -> str:
-        found = select(
-            frame,
-            {key: row[key] for key in keys}
-            | {"arm": "clip_aware", "metric": "attack_success_rate"},
-        )
-        return rate(found["mean"].iloc[0], int(found["n"].iloc[0])) if len(found) else "—"
+        cell = select(frame, {key: row[key] for key in keys} | aware_rates)
+        return rate(cell["mean"].iloc[0], int(cell["n"].iloc[0])) if len(cell) else "—"
 
     columns = {
         "data, type": lambda row: f"{named(row['dataset'])}, {named(row['threat_type'])}",
@@ -108,10 +111,11 @@ def table_3(folder: Path = MEASURED) -> Table:
 
 
 def guessed(folder: Path = MEASURED) -> dict[str, tuple[int, int]]:
-    """Return guess → (published successes of Table 3 whose distance is larger than the guess's, all with a record).
+    """Return guess → how many of Table 3's successful attacks it beats, and out of how many.
 
-    The guesses are those on the victims of the same cell: a grey image, and the mean of the
-    victim's class.
+    Counted are the published successes with a record; a guess beats those whose printed distance is
+    larger than its own. The guesses are made for the victims of the same cell: a grey image, and
+    the mean of the victim's class.
     """
     keys = ["dataset", "threat_type", "method"]
     printed = load_published(TABLE_3).set_index([*keys, "metric"])["value"].to_dict()
@@ -129,7 +133,12 @@ def guessed(folder: Path = MEASURED) -> dict[str, tuple[int, int]]:
 
 
 def thresholds(grey: float, mean: float) -> Table:
-    """Return what counts as a success, in the papers and here, and whether two guesses of these errors would."""
+    """Return what counts as a success in the papers and here, and whether two guesses would.
+
+    Parameters
+    ----------
+    grey, mean : MSE of a grey image and of the class's mean image
+    """
 
     def word(error: float, most: float) -> str:
         return "yes" if error < most else "no"

@@ -67,7 +67,14 @@ def public_images(cell: LearnedCell, data: Dataset, seed: int) -> np.ndarray:
 
 
 def train_inverter(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> LearnedInverter:
-    """Return the attacker, trained on public images at the weights that a scene was observed at."""
+    """Return the attacker, trained on public images at the weights of the observed scene.
+
+    Parameters
+    ----------
+    cell : names the defence and the attacker's settings
+    view : what the adversary observes
+    data, seed : as for the scene
+    """
     public, observation = public_images(cell, data, seed), view.observations[0]
     device = next(view.model.parameters()).device
     images, labels = (
@@ -79,18 +86,18 @@ def train_inverter(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> 
 def _measure_learned(
     cell: LearnedCell, data: Dataset, device: torch.device
 ) -> dict[str, np.ndarray]:
-    """Train the attacker for every seed's weights and score its readings, in the columns of `leakage.measure`.
+    """Train the attacker for every seed's weights and score what it reconstructs.
 
-    It takes no iterations and needs no label; the label is that which the others infer. As there,
-    an image that does not succeed counts as `max_iterations`.
+    The columns are those of `leakage.measure`. This attacker takes no iterations and needs no
+    label; the label is the one that the others infer. As there, an image that is not recovered
+    counts as `max_iterations`.
     """
     parts: dict[str, list[np.ndarray]] = {}
     first: dict[str, np.ndarray] = {}
     for seed in range(cell.seed, cell.seed + cell.seeds):
         view = scene(cell, data, seed, device)
-        images = (
-            train_inverter(cell, view, data, seed)(view.observations).cpu().numpy()
-        )  # [V, 1, C, H, W]
+        # [V, 1, C, H, W]
+        images = train_inverter(cell, view, data, seed)(view.observations).cpu().numpy()
         success = metrics.success(images, view.truth)
         scores = {
             "mse": metrics.mse(images, view.truth),

@@ -18,13 +18,18 @@ from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.sampling import Plan
 
 TABLES = tuple("/".join(key) for key in CONVENTIONS)
-"""The published tables that accounting can speak to, as 'paper/table'."""
+"""The published tables that accounting can answer, as 'paper/table'."""
 
 DELTA = given.DELTA
 
 
 def cells(table: str) -> tuple[Cell, ...]:
-    """Return every cell of a published table that accounting can speak to, with our value."""
+    """Return every cell of a published table that accounting can answer, with our value.
+
+    Parameters
+    ----------
+    table : one of `TABLES`
+    """
     paper, _, name = table.partition("/")
     rows = [
         {str(k): str(v) for k, v in row.items()} for row in load_published(table).to_dict("records")
@@ -33,7 +38,7 @@ def cells(table: str) -> tuple[Cell, ...]:
 
 
 def cell_row(table: str, cell: Cell) -> dict[str, Any]:
-    """Return a cell's record: the published key columns, then the convention and the reading of its ε."""
+    """Return a cell's key columns: the published ones, then the convention and reading of its ε."""
     printed = load_published(table)
     keys = {
         c: cell.keys.get(c, "not_applicable") for c in printed.columns if c not in ("unit", "value")
@@ -93,7 +98,15 @@ def own_system(settings: CountingPrivacy) -> tuple[Defense, Plan, Holding]:
 def curve(
     accountant: Accountant, steps: Sequence[int], noise: float, rate: float = given.EXAMPLE_RATE
 ) -> list[float]:
-    """Return ε after each of some numbers of steps of the papers' sampled Gaussian, at δ = 1e-5."""
+    """Return ε after each of some numbers of steps of the papers' sampled Gaussian, at δ = 1e-5.
+
+    Parameters
+    ----------
+    accountant : that counts
+    steps : numbers of steps, rising
+    noise : multiplier σ
+    rate : sampling rate q of a step
+    """
     run = Event(rate, noise, "example", "add_remove", uses=max(steps))
     if accountant == "pld":
         return [spend(Ledger.of(run).first(count), "pld", DELTA).epsilon for count in steps]

@@ -10,7 +10,7 @@ from fl_privacy_lib.reproduction.settings import Device, Settings
 
 
 class CountingPrivacy(Settings):
-    """Parameters of notebook 03, `counting_privacy`: a training of the reader's own, whose ε is stated twice."""
+    """Parameters of notebook 03, `counting_privacy`: a reader's training, its ε stated twice."""
 
     notebook: ClassVar[str] = "03_counting_privacy"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
@@ -77,23 +77,22 @@ class CountingPrivacy(Settings):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_limits(self) -> Self:
         """Refuse numbers that contradict each other; the message names the parameter to change."""
-        for small, large in (("participants", "clients"), ("holders", "clients"), ("batch_size", "client_size"),
-                             ("repeats", "client_size")):  # fmt: skip
-            if getattr(self, small) > getattr(self, large):
-                raise InputError(
-                    f"{small} = {getattr(self, small)} is more than {large} = {getattr(self, large)}: lower {small}."
-                )
-        self._can_be_dealt_out()
+        self.check_order(
+            participants="clients", holders="clients", batch_size="client_size",
+            repeats="client_size",
+        )  # fmt: skip
+        self._check_shares()
         if self.clip_scope == "all" and self.method.startswith("fed_sdp"):
             raise InputError(
-                "clip_scope = 'all' is not a form of Fed-SDP in the papers: use clip_scope = 'layer'."
+                "clip_scope = 'all' is not a form of Fed-SDP in the papers: "
+                "use clip_scope = 'layer'."
             )
         return self
 
-    def _can_be_dealt_out(self) -> None:
-        """Refuse a worst case that is better than the mean: N examples fill the clients' K·n places."""
+    def _check_shares(self) -> None:
+        """Refuse a worst case that is better than the mean: N examples fill K·n places."""
         N, places = self.examples, self.clients * self.client_size
         if N > places:
             raise InputError(
@@ -105,6 +104,7 @@ class CountingPrivacy(Settings):
         ):
             if getattr(self, name) < mean:
                 raise InputError(
-                    f"{name} = {getattr(self, name)} is too low: {self.clients} clients of {self.client_size} examples "
-                    f"have room for {places}, but only {N} differ: set {name} to {math.ceil(mean)} or more."
+                    f"{name} = {getattr(self, name)} is too low: {self.clients} clients of "
+                    f"{self.client_size} examples have room for {places}, but only {N} differ: "
+                    f"set {name} to {math.ceil(mean)} or more."
                 )

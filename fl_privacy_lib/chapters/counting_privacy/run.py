@@ -12,7 +12,7 @@ from fl_privacy_lib.chapters.counting_privacy.grid import TABLES, cell_row, cell
 from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.counting_privacy.statements import STATEMENTS, statement_rows
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
-from fl_privacy_lib.reproduction.statements import computed
+from fl_privacy_lib.reproduction.statements import computed_row
 
 
 class CountingExperiment(Experiment):
@@ -31,7 +31,7 @@ class CountingExperiment(Experiment):
         raise NotImplementedError
 
     def words(self, point: object, result: Result) -> str:
-        """Refuse: there is nothing to tell."""
+        """Refuse: there is nothing to report."""
         raise NotImplementedError
 
 
@@ -39,7 +39,7 @@ def _cells(table: str, _: tuple[str, ...]) -> list[Row]:
     rows = []
     for cell in cells(table):
         key = cell_row(table, cell)
-        rows.append(computed(key, {key.pop("metric"): cell.ours}))
+        rows.append(computed_row(key, {key.pop("metric"): cell.ours}))
     return rows
 
 

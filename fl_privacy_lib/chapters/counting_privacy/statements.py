@@ -1,4 +1,4 @@
-"""The cases that the ledger's claims on privacy rest on, and one training under several readings (chapter 03).
+"""The cases behind the ledger's claims on privacy, and readings of one training (chapter 03).
 
 Nothing here is random, and nothing is trained.
 """
@@ -172,14 +172,14 @@ def _mechanism() -> list[Case]:
 
 
 def _composition() -> list[Case]:
-    one, two = (gdp_epsilon(math.sqrt(holders) / 6, DELTA) for holders in (1, 2))
+    once, twice = (gdp_epsilon(math.sqrt(holders) / 6, DELTA) for holders in (1, 2))
     shared = audit.shared_in_a_round(1000, 100, 10)
     return [
         Case(
             "parallel_composition",
             "two holders in one round, one use each",
-            one,
-            two,
+            once,
+            twice,
             sampling="none",
             accountant="gdp",
         ),
@@ -225,7 +225,7 @@ Reading = tuple[str, str, Events, Accountant, str]
 
 
 def readings() -> list[Case]:
-    """Return the same training under other readings: the papers' 0.823, and one change at a time."""
+    """Return one training under several readings: the papers' 0.823, and one change at a time."""
     run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
     layers = Event(0.01, 6 / math.sqrt(TENSORS), "example", "add_remove", uses=10_000)
     honest = Event(0.1, 6.0, "example", "add_remove", uses=100)
@@ -259,15 +259,14 @@ def readings() -> list[Case]:
         rows.append(Case("same_training", name, claimed, spent.epsilon, relation=spent.relation,
                          sampling=spent.sampling, accountant=accountant,
                          setting={"change": change, "standing": standing}))  # fmt: skip
-    # at the batch means the value is exact; for who reads updates, which are computed from them, it
-    # is a bound
+    # exact at the batch means; a bound for whoever reads updates, which are computed from them
     at: dict[str, Any] = {"delta": DELTA, "tap": "batch"}
     coded, plan = fed_cdp("batch"), _paper_plan()
     inside = audit.statement(coded, plan, Holding(50_000, 500, 1), **at).proved
     everything = audit.statement(
         coded, plan, Holding(50_000, 500, TENSORS, 10), relation="replace_one", **at
     ).proved
-    for name, change, found in (
+    for name, change, proved in (
         ("an adversary inside", "reads every batch mean", inside),
         ("all of it", "M = 3, ten copies, replace one, inside", everything),
     ):
@@ -276,10 +275,10 @@ def readings() -> list[Case]:
                 "same_training",
                 name,
                 claimed,
-                found.epsilon,
-                relation=found.relation,
+                proved.epsilon,
+                relation=proved.relation,
                 sampling="none",
-                accountant=found.accountant,
+                accountant=proved.accountant,
                 setting={"change": change, "standing": "exact"},
             )
         )

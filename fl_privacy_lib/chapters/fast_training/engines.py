@@ -1,4 +1,4 @@
-"""Chapter 04: what private training costs, as the papers write it down and as the fast engine runs it.
+"""The cost of private training: as the papers write it down, and with fast engines (chapter 04).
 
 Times belong to a machine; what is recorded and compared are ratios to the same machine's
 non-private training, all engines interleaved in one run. The examples are random numbers: no time
@@ -47,7 +47,14 @@ class Workload:
         return mlp(self.shape[0], self.classes)
 
     def scene(self, participants: int, iterations: int, seed: int = 0) -> "Scene":
-        """Return the model, data, partition and plan of one round in which every client takes part."""
+        """Return the work of one round in which every client takes part.
+
+        Parameters
+        ----------
+        participants : clients in all and in the round, K = K_t
+        iterations : local iterations of each client, L
+        seed : of weights, examples and partition
+        """
         generator = torch.Generator().manual_seed(seed)
         model = init_glorot(self.build(), generator)
         size = iterations * self.batch_size
@@ -73,10 +80,9 @@ class Scene:
 
     def batches(self) -> list[list[np.ndarray]]:
         """Return every client's batches as positions in x."""
-        own = self.partition.indices
         return [
-            [own[c][b] for b in self.plan.batches(c, len(own[c]), 0)]
-            for c in range(self.plan.clients)
+            [positions[b] for b in self.plan.batches(client, len(positions), 0)]
+            for client, positions in enumerate(self.partition.indices)
         ]
 
 
@@ -87,7 +93,7 @@ Step = Callable[[nn.Module, torch.Tensor, torch.Tensor], None]
 def local_training(
     scene: Scene, step: Step, leave: Callable[[list[torch.Tensor]], None] = lambda _: None
 ) -> Parameters:
-    """Run a round as people write it: a loop over clients and batches, and the mean of the updates.
+    """Run a round the plain way: loop over clients and batches, and average the updates.
 
     Parameters
     ----------
@@ -114,7 +120,7 @@ def local_training(
 
 @dataclass(frozen=True)
 class Written:
-    """A round as the papers write it down: one backward pass, one clip and one draw of noise for every example.
+    """A round as the papers write it down: backward pass, clipping and noise example by example.
 
     Parameters
     ----------
@@ -155,17 +161,17 @@ class Written:
     def _summed(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         assert self.clip_norm is not None
         parameters = list(model.parameters())
-        total, bound, kept = [torch.zeros_like(p) for p in parameters], self.clip_norm, []
+        total, bound, largest = [torch.zeros_like(p) for p in parameters], self.clip_norm, 0.0
         for i in range(len(x)):
             gradients = torch.autograd.grad(
                 cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters
             )
             norms = [float(g.norm()) for g in gradients]
-            kept.append(max(norms))
+            largest = max(largest, *norms)
             for t, g, norm in zip(total, gradients, norms, strict=True):
                 t += g / max(1.0, norm / self.clip_norm)
         if self.largest:
-            bound = min(self.clip_norm, max(kept))
+            bound = min(self.clip_norm, largest)
         for _ in range(1 if self.on_batch else len(x)):
             for t in total:
                 t += self.noise_scale * bound * torch.randn_like(t)
@@ -179,7 +185,14 @@ class Written:
 
 
 def fast(defense: Defense, chunk: int | None = None, engine: str = "stacked") -> Engine:
-    """Return the round through the stacked or the compiled engine."""
+    """Return the round through the stacked or the compiled engine.
+
+    Parameters
+    ----------
+    defense : under which the clients train
+    chunk : clients that are stacked at a time; None: the engine's choice
+    engine : 'stacked' or 'compiled'
+    """
 
     def one_round(scene: Scene) -> Parameters:
         # read at the aggregate: the difference of weights would be lost in the weights' rounding
@@ -215,6 +228,12 @@ def interleaved(
 
     Every engine runs in every repetition, since times on a shared machine drift; a first one warms
     the caches up.
+
+    Parameters
+    ----------
+    engines : name → the round
+    scene : the work
+    repetitions : that are counted
     """
     times: dict[str, list[float]] = {name: [] for name in engines}
     work = scene.plan.participants * scene.plan.local_iterations
@@ -228,15 +247,25 @@ def interleaved(
 
 
 def ratio(times: dict[str, list[float]], engine: str, base: str) -> tuple[float, float]:
-    """Return the median and the standard deviation of an engine's times over another's, paired by repetition."""
+    """Return the median and standard deviation of one engine's times over another's, in pairs.
+
+    Parameters
+    ----------
+    times : engine → its times, one a repetition
+    engine, base : names of the numerator and the denominator
+    """
     pairs = [a / b for a, b in zip(times[engine], times[base], strict=True)]
     return median(pairs), pstdev(pairs)
 
 
-def distance(one: Parameters, other: Parameters) -> float:
-    """Return ‖one − other‖ / ‖other‖ over all tensors."""
-    square = sum(float((one[n].double() - other[n].double()).square().sum()) for n in other)
-    return float((square / sum(float(o.double().square().sum()) for o in other.values())) ** 0.5)
+def distance(update: Parameters, reference: Parameters) -> float:
+    """Return ‖update − reference‖ / ‖reference‖, ℓ2 over all tensors."""
+    square = sum(
+        float((update[n].double() - r.double()).square().sum()) for n, r in reference.items()
+    )
+    return float(
+        (square / sum(float(r.double().square().sum()) for r in reference.values())) ** 0.5
+    )
 
 
 def doubled(scene: Scene) -> Scene:

@@ -1,6 +1,7 @@
-"""The papers' tables of time: which methods stand in them, and as which engines' rounds (chapter 04)."""
+"""The papers' tables of time: their methods, and the engines that run them (chapter 04)."""
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from statistics import mean, pstdev
 
@@ -146,17 +147,14 @@ def rows_of(table: str, repetitions: int) -> list[Row]:
                 "local_iterations": iterations, "repetitions": repetitions,
             }  # fmt: skip
 
-            def values(results: list[Result], name: str = name) -> Values:
-                return _metrics(table, name, results[0])
-
-            rows.append(Row(key, (point,), values))
+            rows.append(Row(key, (point,), partial(_metrics, table, name)))
     return rows
 
 
-def _metrics(table: str, name: str, result: Result) -> Values:
+def _metrics(table: str, name: str, results: list[Result]) -> Values:
     """Return an engine's time, and its ratios to three others, pair by pair."""
     engine, base = name.partition(":")[0], BASE.get(table, "fed_cdp")
-    times = {key: list(value) for key, value in result.items() if ":" in key}
+    times = {key: list(value) for key, value in results[0].items() if ":" in key}
     pairs = {
         "milliseconds_per_iteration": (mean(times[name]), pstdev(times[name])),
         "ratio_to_non_private": ratio(times, name, f"{engine}:non_private"),

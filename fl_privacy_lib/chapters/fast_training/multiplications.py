@@ -1,4 +1,4 @@
-"""How many multiplications one example's gradient takes: as a library does them, and as the compiled kernel does.
+"""Multiplications that one example's gradient takes, in a library and in the compiled kernel.
 
 The kernel saves where the answer is the same: Winograd's products in the forward pass of the second
 convolution, no work on positions that no window reads, and none on what ReLU and the maximum have
@@ -25,10 +25,11 @@ class Work:
 
 
 def multiplications(model: nn.Module, x: torch.Tensor) -> list[Work]:
-    """Return the passes of an example's gradient through the papers' CNN or MLP, in the order in which they run.
+    """Return the passes of an example's gradient through the papers' CNN or MLP, in their order.
 
     Parameters
     ----------
+    model : one of those two networks
     x : examples [n, …], over which the share of what is not zero is averaged
 
     Notes
@@ -55,19 +56,17 @@ def _cnn(model: nn.Sequential, x: torch.Tensor) -> list[Work]:
         features = model[:6](x)  # [n, 64, T, T]
     active = float((features > 0).flatten(1).sum(1).double().mean())
     tiles, side = features[0, 0].numel(), x.shape[-1] - 2
-    inner, windows = (
-        side // 2 - 2,
-        (2 * math.isqrt(tiles) + 2) ** 2,
-    )  # windows of the first pool that are read
-    one, two, last = (float(shape.numel()) for shape in (first, second, dense))
-    reads = active * two / second[0]  # each feature that is not zero meets nine taps of 32 channels
+    # of the first pool's windows, only those that the second convolution reads
+    inner, windows = side // 2 - 2, (2 * math.isqrt(tiles) + 2) ** 2
+    w1, w2, w3 = (float(shape.numel()) for shape in (first, second, dense))
+    reads = active * w2 / second[0]  # each feature that is not zero meets nine taps of 32 channels
     return [
-        Work("first convolution, forward", side**2 * one, 4 * windows * one),
-        Work("second convolution, forward", inner**2 * two, WINOGRAD * 4 * tiles * two),
-        Work("dense, forward", last, last),
-        Work("dense, weight gradient", last, last),
-        Work("dense, input gradient", last, last),
-        Work("second convolution, weight gradient", inner**2 * two, reads),
-        Work("second convolution, input gradient", inner**2 * two, reads),
-        Work("first convolution, weight gradient", side**2 * one, windows * one),
+        Work("first convolution, forward", side**2 * w1, 4 * windows * w1),
+        Work("second convolution, forward", inner**2 * w2, WINOGRAD * 4 * tiles * w2),
+        Work("dense, forward", w3, w3),
+        Work("dense, weight gradient", w3, w3),
+        Work("dense, input gradient", w3, w3),
+        Work("second convolution, weight gradient", inner**2 * w2, reads),
+        Work("second convolution, input gradient", inner**2 * w2, reads),
+        Work("first convolution, weight gradient", side**2 * w1, windows * w1),
     ]

@@ -1,4 +1,4 @@
-"""Running chapter 04: the papers' tables of time, as ratios to non-private training on this machine."""
+"""Running chapter 04: the papers' tables of time, as ratios to non-private training."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reading the bench's record: the engines from naive to compiled, and their ratios (chapter 04)."""
+"""Reading the bench's record: engines from naive to compiled, and their ratios (chapter 04)."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def recorded_ratios(workload: str, folder: Path = MEASURED) -> pd.DataFrame:
 
 
 def steps(workload: str, folder: Path = MEASURED) -> list[tuple[str, float, float]]:
-    """Return what the engines of `STEPS` do, their recorded ms, and each one's gain over the one before.
+    """Return what each engine of `STEPS` does, its recorded ms, and its gain over the one before.
 
     An engine without a recorded row is left out; the first one's gain is 1.
     """

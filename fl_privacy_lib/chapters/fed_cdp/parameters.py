@@ -1,10 +1,9 @@
-"""Parameters of the chapters that train private models."""
+"""Parameters of the chapter on Fed-CDP."""
 
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.reproduction.settings import Device, Settings
 
 
@@ -57,11 +56,7 @@ class FedCdp(Settings):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_limits(self) -> Self:
         """Refuse numbers that contradict each other; the message names the parameter to change."""
-        for small, large in (("participants", "clients"), ("decay_to", "decay_from")):
-            if getattr(self, small) > getattr(self, large):
-                raise InputError(
-                    f"{small} = {getattr(self, small)} is more than {large} = {getattr(self, large)}: lower {small}."
-                )
+        self.check_order(participants="clients", decay_to="decay_from")
         return self

@@ -1,4 +1,4 @@
-"""Reading Fed-CDP's records: each row as a point again, with its ε and its effective noise (chapter 05)."""
+"""Reading Fed-CDP's records: each row as a point, with its ε and effective noise (chapter 05)."""
 
 import functools
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fl_privacy_lib.audit import Statements, statement
-from fl_privacy_lib.chapters.fed_cdp.grid import TUNED_AS, Rates
+from fl_privacy_lib.chapters.fed_cdp.grid import TENSORS, TUNED_AS, Rates
 from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.claims import cells
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
@@ -17,7 +17,6 @@ from fl_privacy_lib.reproduction.experiments.training import CODE_RATE, SDP, Tra
 from fl_privacy_lib.reproduction.loading import labelled, load_if_available
 
 DELTA = 1e-5
-TENSORS = 3  # of both networks
 SIZES = (
     "clients",
     "participants",
@@ -31,19 +30,15 @@ SIZES = (
 
 def point_of(row: Any) -> Training:
     """Return the training that a recorded row is of."""
-    return Training(
-        **{
-            f.name: row[f.name] == "True" if f.type is bool else f.type(row[f.name])  # type: ignore[operator]
-            for f in fields(Training)
-        }
-    )
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(Training)}
+    return Training(**{n: row[n] == "True" if k is bool else k(row[n]) for n, k in kinds.items()})
 
 
 def nearest_rate(point: Training, rates: Rates) -> float:
-    """Return the recorded best learning rate of the nearest arm; the released code's where there is none.
+    """Return the recorded best learning rate of the nearest arm with the same method and reading.
 
-    An arm is of the same method and reading. Near is, in this order: the same data (MNIST's stands
-    in), σ and L.
+    Near is, in this order: the same data (MNIST's stands in), σ and L. Where no arm has a record,
+    it is the rate of the released code.
     """
     if point.setting == "as_coded":
         return CODE_RATE
@@ -52,8 +47,8 @@ def nearest_rate(point: Training, rates: Rates) -> float:
     def far(arm: tuple[str, ...]) -> tuple[Any, ...]:
         dataset, _, _, noise, iterations = arm
         sizes = (
-            _ratio(float(noise), point.noise_scale),
-            _ratio(int(iterations), point.local_iterations),
+            _log_ratio(float(noise), point.noise_scale),
+            _log_ratio(int(iterations), point.local_iterations),
         )
         return dataset != point.dataset, dataset != "mnist", *sizes
 
@@ -61,24 +56,26 @@ def nearest_rate(point: Training, rates: Rates) -> float:
     return rates[min(arms, key=far)] if arms else CODE_RATE
 
 
-def nearest_cell(point: Training, found: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the recorded cell of the same data, method and reading whose sizes are nearest by ratio, or None."""
-    same = [
-        c
-        for c in found
-        if (c["dataset"], c["method"], c["setting"]) == (point.dataset, point.method, point.setting)
-    ]
+def nearest_cell(point: Training, recorded: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the recorded cell whose sizes are nearest to a point's by ratio.
 
-    own = asdict(point)
-    return (
-        min(same, key=lambda cell: sum(_ratio(float(cell[s]), own[s]) for s in SIZES))
-        if same
-        else None
+    The cell has the point's data, method and reading; None where no such cell is recorded.
+    """
+    settings = asdict(point)
+    same = [
+        cell
+        for cell in recorded
+        if all(cell[name] == settings[name] for name in ("dataset", "method", "setting"))
+    ]
+    return min(
+        same,
+        key=lambda cell: sum(_log_ratio(float(cell[s]), settings[s]) for s in SIZES),
+        default=None,
     )
 
 
-def _ratio(one: float, other: float) -> float:
-    return abs(math.log(max(one, 1e-3) / max(other, 1e-3)))
+def _log_ratio(a: float, b: float) -> float:
+    return abs(math.log(max(a, 1e-3) / max(b, 1e-3)))
 
 
 @functools.cache
@@ -92,13 +89,14 @@ def holding(dataset: str, clients: int) -> Holding:
 
 @functools.cache
 def spent(point: Training, tap: str = "update") -> Statements:
-    """Return what the paper counts for a training, and what can be proved: for a client under Fed-SDP, else an example.
+    """Return a training's ε as the paper counts it and as it can be proved.
 
-    Adding or removing, δ = 1e-5; see `audit.statement`.
+    The unit is a client under Fed-SDP, else an example, which is added or removed; δ = 1e-5. See
+    `audit.statement`.
     """
     unit: Any = "client" if point.method in SDP else "example"
-    held = holding(point.dataset, point.clients)
-    return statement(point.defense, point.plan(0), held, delta=DELTA, unit=unit, tap=tap)
+    data = holding(point.dataset, point.clients)
+    return statement(point.defense, point.plan(0), data, delta=DELTA, unit=unit, tap=tap)
 
 
 def epsilons(point: Training) -> str:
@@ -111,21 +109,12 @@ def epsilons(point: Training) -> str:
         return "—"
     if load_if_available(point.dataset) is None:
         return "data not here"
-    bound = (
-        point.clip_norm if point.clip_end else 4.0
-    )  # noise is in units of C: one computation serves every fixed C
-    both = spent(
-        replace(
-            point,
-            local_lr=CODE_RATE,
-            clip_norm=bound,
-            seed=0,
-            seeds=1,
-            pruned=0.0,
-            held_out=False,
-            watched=False,
-        )
-    )
+    # noise is in units of C: one computation serves every fixed C, and all that costs no ε
+    bound = point.clip_norm if point.clip_end else 4.0
+    both = spent(replace(
+        point, local_lr=CODE_RATE, clip_norm=bound, seed=0, seeds=1, pruned=0.0, held_out=False,
+        watched=False,
+    ))  # fmt: skip
     return " / ".join(
         "∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved)
     )
@@ -152,7 +141,7 @@ class NoisePoint:
 
 
 def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
-    """Return Fed-CDP's recorded trainings on MNIST with C = 4, T = 100, L = 100, B = 5, in the order of x.
+    """Return Fed-CDP's recorded trainings on MNIST in the order of x; C = 4, T = L = 100, B = 5.
 
     Parameters
     ----------
@@ -167,28 +156,28 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
         "local_iterations": "100",
         "batch_size": "5",
     }
-    found: dict[Training, NoisePoint] = {}
+    points: dict[Training, NoisePoint] = {}
     for name, frame in tables.items():
-        own = [(point_of(cell), cell) for cell in cells(frame, rows)]
-        for point, cell in _best_rates(own) if name == "every_rate" else own:
+        pairs = [(point_of(cell), cell) for cell in cells(frame, rows)]
+        for point, cell in _best_rates(pairs) if name == "every_rate" else pairs:
             rate: Rate = "best" if name == "every_rate" else "chosen"
             if point.setting == "as_coded":
                 rate = "coded"
             x = point.multiplier / math.sqrt(point.participants)
             once = replace(point, seeds=1)
-            if (
-                once not in found or found[once].point.seeds < point.seeds
-            ):  # the same training, repeated more often
-                found[once] = NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, rate)
-    return sorted(found.values(), key=lambda p: p.x)
+            # of two records of one training, the one with more seeds
+            if once not in points or points[once].point.seeds < point.seeds:
+                points[once] = NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, rate)
+    return sorted(points.values(), key=lambda p: p.x)
 
 
-def _best_rates(
-    own: list[tuple[Training, dict[str, Any]]],
-) -> list[tuple[Training, dict[str, Any]]]:
+Pairs = list[tuple[Training, dict[str, Any]]]  # a training and its recorded cell
+
+
+def _best_rates(pairs: Pairs) -> Pairs:
     """Return the best of every group that differs in its rate alone."""
-    groups: dict[Training, list[tuple[Training, dict[str, Any]]]] = {}
-    for point, cell in own:
+    groups: dict[Training, Pairs] = {}
+    for point, cell in pairs:
         groups.setdefault(replace(point, local_lr=CODE_RATE), []).append((point, cell))
     return [max(group, key=lambda pair: float(pair[1]["accuracy"])) for group in groups.values()]
 
@@ -197,9 +186,18 @@ Bracket = tuple[float | None, float | None]
 
 
 def bracket(points: list[NoisePoint], level: float) -> Bracket:
-    """Return the x up to which every recorded point reaches an accuracy, and that from which none does; None for none.
+    """Return the largest x up to which all points reach a level, and the smallest from which none.
 
     Where the two are no neighbours, the points between them disagree.
+
+    Parameters
+    ----------
+    points : recorded, in the order of x
+    level : accuracy, in [0, 1]
+
+    Returns
+    -------
+    both x; None where no point bounds that side
     """
     missed = [p.x for p in points if p.accuracy < level]
     met = [p.x for p in points if p.accuracy >= level]
@@ -208,23 +206,36 @@ def bracket(points: list[NoisePoint], level: float) -> Bracket:
     return max(sure, default=None), min(never, default=None)
 
 
-def clients_needed(multiplier: float, found: Bracket) -> tuple[float, float]:
-    """Return K_t below which z/√K_t is where the level was missed, and from which on it is where it was reached.
+def clients_needed(multiplier: float, limits: Bracket) -> tuple[float, float]:
+    """Return K_t below which a level was missed at x = z/√K_t, and K_t from which it was reached.
 
-    >>> clients_needed(6.0, (0.3, 0.6)), clients_needed(6.0, (0.0, 0.1)), clients_needed(6.0, (None, 0.1))
-    ((100.0, 400.0), (3600.0, inf), (3600.0, inf))
+    Parameters
+    ----------
+    multiplier : z
+    limits : of x, from `bracket`
+
+    Examples
+    --------
+    >>> clients_needed(6.0, (0.3, 0.6)), clients_needed(6.0, (0.0, 0.1))
+    ((100.0, 400.0), (3600.0, inf))
+    >>> clients_needed(6.0, (None, 0.1))
+    (3600.0, inf)
     """
-    reached, missed = found
+    reached, missed = limits
     low = 0.0 if missed is None else (multiplier / missed) ** 2 if missed else math.inf
     return round(low, 6), round((multiplier / reached) ** 2, 6) if reached else math.inf
 
 
-def break_even(found: list[dict[str, Any]]) -> float | None:
-    """Return the x at which a round's noise is as long as its signal: the median over the records of `utility`.
+def break_even(recorded: list[dict[str, Any]]) -> float | None:
+    """Return the x at which a round's noise is as long as its signal; None without a record.
 
     Noise is proportional to x and the signal is not, so a recorded ratio at one x gives the x of
-    ratio 1.
+    ratio 1; the median counts.
+
+    Parameters
+    ----------
+    recorded : cells of `utility`
     """
-    here = [float(c["multiplier"]) / math.sqrt(int(c["participants"])) * c["signal_to_noise"]
-            for c in found if c["at_round"] == "0"]  # fmt: skip
-    return float(np.median(here)) if here else None
+    equal = [float(c["multiplier"]) / math.sqrt(int(c["participants"])) * c["signal_to_noise"]
+             for c in recorded if c["at_round"] == "0"]  # fmt: skip
+    return float(np.median(equal)) if equal else None

@@ -14,7 +14,7 @@ from fl_privacy_lib.reproduction.claims import measured
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments import training as fed_cdp
 from fl_privacy_lib.reproduction.paths import MEASURED, point_cache
-from fl_privacy_lib.reproduction.statements import computed
+from fl_privacy_lib.reproduction.statements import computed_row
 
 PAPER = "fed_cdp"
 
@@ -42,7 +42,7 @@ class FedCdpExperiment(Experiment):
 
         def statements(_: tuple[str, ...]) -> list[Row]:
             stated = fed_cdp_utility.statements()
-            return [computed({"claim": claim}, metrics) for claim, metrics in stated.items()]
+            return [computed_row({"claim": claim}, metrics) for claim, metrics in stated.items()]
 
         return [Part(f"{PAPER}/statements", statements)] + [
             Part(

@@ -1,4 +1,4 @@
-"""Fed-CDP's utility bound, the noise that is really injected, and statements that need no training (chapter 05)."""
+"""Fed-CDP's utility bound, the noise that is really added, and exact statements (chapter 05)."""
 
 import functools
 import math
@@ -32,11 +32,12 @@ CHUNK = 50  # examples whose gradients stand in memory together
 def margins(
     model: nn.Module, weights: Parameters, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return every example's margin s = g_y - max over j ≠ y of g_j, and the norm of its gradient by the weights.
+    """Return every example's margin s = g_y - max over j ≠ y of g_j, and its gradient's norm.
 
     Parameters
     ----------
-    x, y : [n, …], [n]
+    model, weights : the network, and the weights by which s is differentiated
+    x, y : examples [n, …] and labels [n]
 
     Returns
     -------
@@ -48,12 +49,11 @@ def margins(
     score of the class.
     """
 
-    def margin(w: Parameters, one: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        scores = call(model, w, one[None])[0]
-        own = torch.arange(len(scores), device=scores.device) == label
-        return (
-            scores.masked_fill(~own, -torch.inf).amax() - scores.masked_fill(own, -torch.inf).amax()
-        )
+    def margin(w: Parameters, example: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        scores = call(model, w, example[None])[0]
+        right = torch.arange(len(scores), device=scores.device) == label
+        best_wrong = scores.masked_fill(right, -torch.inf).amax()
+        return scores.masked_fill(~right, -torch.inf).amax() - best_wrong
 
     values, norms = [], []
     for start in range(0, len(y), CHUNK):
@@ -67,8 +67,14 @@ def margins(
 
 
 def utility_bounds(s: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """Return Proposition 2's bound on ‖ξ‖₂ for every example that is classified rightly, s / max ‖∇s‖.
+    """Return Proposition 2's bound on ‖ξ‖₂ of every rightly classified example, s / max ‖∇s‖.
 
+    Parameters
+    ----------
+    s, norms : margins and their gradients' norms, both [n], from `margins`
+
+    Examples
+    --------
     >>> utility_bounds(np.array([1.0, -0.5, 3.0]), np.array([2.0, 9.0, 4.0]))
     array([0.25, 0.75])
     """
@@ -93,8 +99,14 @@ class Utility:
 
 
 @functools.lru_cache(maxsize=4)
-def warm(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Parameters]:
-    """Return a scene and the global weights after some rounds of non-private training in it."""
+def warm_up(point: Training, rounds: int, device: torch.device) -> tuple[Scene, Parameters]:
+    """Return a scene, and the global weights after some rounds of training in it.
+
+    Parameters
+    ----------
+    point : without a defence
+    rounds : 0 for the first weights
+    """
     start = scene(point, point.seed, device)
     if not rounds:
         return start, parameters_of(start.model)
@@ -117,7 +129,7 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
     """
     arm = point.arm
     warmed = replace(arm, method="non_private", setting="not_applicable", local_lr=CODE_RATE)
-    start, weights = warm(warmed, point.at_round, device)
+    start, weights = warm_up(warmed, point.at_round, device)
     model = start.model
     before = parameters_of(model)
     try:
@@ -149,16 +161,19 @@ def measure_utility(point: Utility, device: torch.device) -> dict[str, np.ndarra
 
 
 def utility_values(result: Result) -> Values:
-    """Return signal and noise of a round, by tensor and together, and Proposition 2's bound beside the noise."""
-    signal, noise, predicted = (
-        result[name] for name in ("signal", "noise", "predicted_noise")
-    )  # [M]
+    """Return a round's signal and noise, by tensor and together, and the bound beside the noise.
+
+    Parameters
+    ----------
+    result : of `measure_utility`
+    """
     bound = np.median(result["bounds"]) if result["bounds"].size else 0.0
     values = {"bound": numbers(result["bounds"])} if result["bounds"].size else {}
-    for name, own in (("signal", signal), ("noise", noise), ("predicted_noise", predicted)):
-        values |= {f"{name}_{m}": numbers([v]) for m, v in enumerate(own, 1)}
-        values[name] = numbers([np.sqrt((own**2).sum())])
-    ratio = values["signal"]["mean"] / values["noise"]["mean"] if noise.any() else np.inf
+    for name in ("signal", "noise", "predicted_noise"):
+        norms = result[name]  # [M]
+        values |= {f"{name}_{m}": numbers([v]) for m, v in enumerate(norms, 1)}
+        values[name] = numbers([np.sqrt((norms**2).sum())])
+    ratio = values["signal"]["mean"] / values["noise"]["mean"] if result["noise"].any() else np.inf
     over = {
         f"{name}_over_bound": float(result[name]) / bound
         for name in ("gradient_noise", "step_noise")
@@ -179,7 +194,7 @@ def statements() -> dict[str, dict[str, float]]:
 
 
 def _averaging() -> dict[str, float]:
-    """FedSGD and FedAveraging: the mean of models beside the model plus the mean of updates, in one round."""
+    """Compare FedAveraging's mean of models with FedSGD's model plus the mean of updates."""
     point = Training(
         "digits", "non_private", clients=20, participants=5, rounds=1, local_iterations=5
     )
@@ -200,7 +215,7 @@ def _averaging() -> dict[str, float]:
 
 
 def _proposition_2() -> dict[str, float]:
-    """Two hidden units, one of them off: a network that changes its class well within the bound."""
+    """Return how a network with a hidden unit that is off changes its class within the bound."""
     model = mlp(1, 2, (2,))
     off, steep = 0.01, 10.0
     matrices = ([[1.0], [-off]], [[1.0, 0.0], [0.0, steep]])
@@ -215,7 +230,7 @@ def _proposition_2() -> dict[str, float]:
 
 
 def _decay() -> dict[str, float]:
-    """ε of a decaying bound less that of a fixed one, on the same plan, by the same accountant."""
+    """Return ε of a decaying bound less that of a fixed one: same plan, same accountant."""
     plan = Plan(1000, 100, 100, 100, 5, "poisson", local_lr=CODE_RATE)
     spent = [
         spend(

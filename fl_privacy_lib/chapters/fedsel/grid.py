@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_privacy_lib.chapters.fedsel import mechanisms as mechanisms
+from fl_privacy_lib.chapters.fedsel import mechanisms
 from fl_privacy_lib.chapters.fedsel.mechanisms import Noise, Signal, Time, slope
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.training import (
@@ -54,14 +54,11 @@ def row_of(arms: tuple[Any, ...], values: Callable[[Results], Values], **keys: s
 
 
 def accuracies(results: Results) -> Values:
-    """Return the last accuracy, the one after a quarter of the rounds, their spread, and the learning rate."""
+    """Return the accuracy at the end and after a quarter of the rounds, its spread, and η."""
     curve = results[0]["curve"]  # [runs, checkpoints]
     last = numbers(curve[:, -1])
-    spread = {
-        "mean": last["std"],
-        "std": last["std"] / 2**0.5,
-        "n": last["n"],
-    }  # a std's own error is std / √(2n)
+    # the standard error of a std is std / √(2n)
+    spread = {"mean": last["std"], "std": last["std"] / 2**0.5, "n": last["n"]}
     early = numbers(curve[:, max(0, round(curve.shape[1] / 4) - 1)])
     rate = numbers([float(results[0]["server_lr"])])
     return {
@@ -73,26 +70,30 @@ def accuracies(results: Results) -> Values:
 
 
 def points_of(results: Results) -> list[np.ndarray]:
-    """Return every arm's last accuracies in percent, [runs]: differences of these are percentage points."""
+    """Return every arm's last accuracies in percent, [runs]; they differ by percentage points."""
     return [100 * result["curve"][:, -1] for result in results]
 
 
-def _surely(values: np.ndarray) -> dict[str, Any]:
+def _lower_limit(values: np.ndarray) -> dict[str, Any]:
     """Return the mean less two of its standard errors: above 0, the runs agree that it is."""
-    own = numbers(values)
-    return numbers([own["mean"] - 2 * own["std"] / own["n"] ** 0.5])
+    over_runs = numbers(values)
+    return numbers([over_runs["mean"] - 2 * over_runs["std"] / over_runs["n"] ** 0.5])
 
 
 def gain_and_loss(results: Results) -> Values:
-    """Return Table 3's quantities, in percentage points, of the arms (within, control, flat, flat unscaled).
+    """Return Table 3's quantities, in percentage points.
 
     gain: control - flat; loss: control - within. Both formulas are lost; these fit their
     description. Beside them the share of the gain, where there surely is one, of an arm that
     selects nothing and only leaves out the factor d/k.
+
+    Parameters
+    ----------
+    results : of the arms within, control, flat and flat unscaled
     """
     within, control, flat, unscaled = points_of(results)
     gain, without = control - flat, unscaled - flat
-    share = float(without.mean() / gain.mean()) if _surely(gain)["mean"] > 0 else 0.0
+    share = float(without.mean() / gain.mean()) if _lower_limit(gain)["mean"] > 0 else 0.0
     return {
         "gain": numbers(gain),
         "loss": numbers(control - within),
@@ -102,19 +103,24 @@ def gain_and_loss(results: Results) -> Values:
         "gain_over_loss": numbers(gain - (control - within)),
         # above 0: there surely is a gain, and surely more than half of it comes without a selection
         "majority_without_selection": numbers(
-            [min(_surely(gain)["mean"], _surely(without - gain / 2)["mean"])]
+            [min(_lower_limit(gain)["mean"], _lower_limit(without - gain / 2)["mean"])]
         ),
     }
 
 
 def split(results: Results) -> Values:
-    """Return what scaling, step size and selection bring, of (tuned, flat unscaled tuned, flat unscaled, flat)."""
+    """Return what scaling, step size and selection bring, in percentage points.
+
+    Parameters
+    ----------
+    results : of the arms tuned, flat unscaled tuned, flat unscaled, and flat
+    """
     tuned, step, unscaled, flat = points_of(results)
     return {
         "scaling": numbers(unscaled - flat),
         "step": numbers(step - unscaled),
         "selection": numbers(tuned - step),
-        "selection_at_least": _surely(tuned - step),
+        "selection_at_least": _lower_limit(tuned - step),
         "whole": numbers(tuned - flat),
         "learning_rate": numbers([float(results[0]["server_lr"])]),
         "learning_rate_without": numbers([float(results[1]["server_lr"])]),
@@ -145,8 +151,12 @@ def _table_3(settings: FedSel) -> list[Row]:
         for epsilon in BUDGETS:
             for method in SELECTIONS:
                 arm = replace(base(settings, dataset, model), epsilon=epsilon, send=method)
-                arms = (arm, replace(arm, budget="control"), replace(arm, send="flat"),
-                        replace(arm, send="flat_unscaled"))  # fmt: skip
+                arms = (
+                    arm,
+                    replace(arm, budget="control"),
+                    replace(arm, send="flat"),
+                    replace(arm, send="flat_unscaled"),
+                )
                 cells.append(row_of(arms, gain_and_loss, method=method))
     return cells
 
@@ -155,11 +165,11 @@ def _panel(panel: str, arms: list[Training]) -> list[Row]:
     return [row_of((arm,), accuracies, panel=panel, method=arm.method) for arm in arms]
 
 
-def _each(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
+def _combine(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
     """Return the arm with every combination of the values."""
     arms = [arm]
     for name, choices in values.items():
-        arms = [replace(one, **{name: choice}) for one in arms for choice in choices]
+        arms = [replace(a, **{name: choice}) for a in arms for choice in choices]
     return arms
 
 
@@ -167,30 +177,30 @@ def _figure_2(settings: FedSel) -> list[Row]:
     cells, adult = [], base(settings, "adult_123")
     for dataset in ("syn_l", "syn_h", "adult_123"):
         bare = replace(base(settings, dataset), value="none")
-        cells += _panel("selection_only", _each(bare, send=("full", "random", "top_k")))
-        cells += _panel("selection_only", _each(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)))
+        cells += _panel("selection_only", _combine(bare, send=("full", "random", "top_k")))
+        cells += _panel("selection_only", _combine(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)))
     for dataset, model in ROWS:
         arm = base(settings, dataset, model)
-        cells += _panel("two_stage", _each(replace(arm, value="none"), send=("full",)))
+        cells += _panel("two_stage", _combine(replace(arm, value="none"), send=("full",)))
         cells += _panel(
-            "two_stage", _each(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS))
+            "two_stage", _combine(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS))
         )
         cells += _panel(
-            "two_stage", _each(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",))
+            "two_stage", _combine(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",))
         )
     twice = replace(adult, epochs=2)
-    cells += _panel("two_epochs", _each(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
+    cells += _panel("two_epochs", _combine(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
     cells += _panel(
-        "two_epochs", _each(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False))
+        "two_epochs", _combine(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False))
     )
     cells += _panel(
         "other_perturbation",
-        _each(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)),
+        _combine(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)),
     )
     for dataset in ("syn_l", "adult_123"):
         arm = base(settings, dataset)
         cells += _panel(
-            "compressed", _each(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS))
+            "compressed", _combine(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS))
         )
     return cells
 
@@ -198,21 +208,21 @@ def _figure_2(settings: FedSel) -> list[Row]:
 def _figure_3(settings: FedSel) -> list[Row]:
     adult = base(settings, "adult_123")
     flat = ("flat", "flat_unscaled")
-    kept = replace(adult, memory=True)
-    cells = _panel("accumulation", _each(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
+    remembering = replace(adult, memory=True)
+    cells = _panel("accumulation", _combine(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
     cells += _panel(
         "accumulation",
-        _each(kept, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
+        _combine(remembering, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
     )
     for epsilon in (0.5, 1.0, 4.0):
         arm = replace(adult, epsilon=epsilon)
-        cells += _panel("ratio", _each(arm, send=flat)) + _panel(
-            "ratio", _each(arm, send=SELECTIONS, ratio=RATIOS)
+        cells += _panel("ratio", _combine(arm, send=flat)) + _panel(
+            "ratio", _combine(arm, send=SELECTIONS, ratio=RATIOS)
         )
     fixed = replace(adult, rounds=FIXED_ROUNDS)
-    cells += _panel("batch_size", _each(fixed, batch=BATCHES, send=flat))
+    cells += _panel("batch_size", _combine(fixed, batch=BATCHES, send=flat))
     return cells + _panel(
-        "batch_size", _each(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
+        "batch_size", _combine(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
     )
 
 
@@ -259,15 +269,15 @@ def _theorem_4_1(settings: FedSel) -> list[Row]:
 def _exponents(series: tuple[Noise, ...], results: Results) -> Values:
     """Return the power laws of the error, of the bound, and of the error over the signal."""
     x, error = [point.value for point in series], [float(r["error"].mean()) for r in results]
-    found, bound = slope(x, error), slope(x, [point.bound for point in series])
+    exponent, bound = slope(x, error), slope(x, [point.bound for point in series])
     relative = slope(x, [e / float(r["signal"]) for e, r in zip(error, results, strict=True)])
-    named = {
-        "slope": found,
+    exponents = {
+        "slope": exponent,
         "slope_of_bound": bound,
-        "slope_excess": found - bound,
+        "slope_excess": exponent - bound,
         "slope_over_signal": relative,
     }
-    return {name: numbers([value]) for name, value in named.items()}
+    return {name: numbers([value]) for name, value in exponents.items()}
 
 
 def _signal(settings: FedSel) -> list[Row]:
@@ -284,6 +294,9 @@ def _signal(settings: FedSel) -> list[Row]:
 
 
 def _selection_time(settings: FedSel) -> list[Row]:
+    def microseconds(results: Results) -> Values:
+        return {"microseconds": numbers(results[0]["microseconds"])}
+
     def exponent(series: tuple[Time, ...], results: Results) -> Values:
         times = [float(r["microseconds"].mean()) for r in results]
         return {"slope": numbers([slope([point.dimensions for point in series], times)])}
@@ -295,10 +308,8 @@ def _selection_time(settings: FedSel) -> list[Row]:
             series = tuple(
                 Time(method, engine, d, settings.draws, seed=settings.seed) for d in sizes
             )
-            cells += [row_of((point,), lambda results: {
-                "microseconds": numbers(results[0]["microseconds"])}) for point in series]  # fmt: skip
-            slopes = partial(exponent, series)
-            cells.append(row_of(series, slopes, dimensions="all"))
+            cells += [row_of((point,), microseconds) for point in series]
+            cells.append(row_of(series, partial(exponent, series), dimensions="all"))
     return cells
 
 

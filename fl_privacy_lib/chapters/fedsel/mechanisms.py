@@ -1,9 +1,10 @@
-"""FedSel's mechanisms without training: noise, signal over noise, time of a selection (chapter 08)."""
+"""FedSel's mechanisms without training: noise, signal over noise, selection time (chapter 08)."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ SERIES: dict[str, tuple[float, ...]] = {
     "clients": (1000, 3000, 10_000, 30_000),
     "epsilon": (0.5, 0.7, 1.0, 1.4, 2.0),
 }
-"""What is varied, the rest staying at d = 100, n = 3,000 and ε = 1 for the value: all within Table 1's batch sizes."""
-FAILURE = (
-    0.5  # β of Theorem 4.1: the bound that half of the draws keep, since their mean is compared
-)
+"""What is varied, while the rest stays at d = 100, n = 3,000 and ε = 1 for the value.
+
+All stay within the batch sizes of Table 1.
+"""
+# β of Theorem 4.1: the bound that half of the draws keep, since their mean is compared
+FAILURE = 0.5
 GROUPS = 10  # of draws, for the spread of a ratio
 
 
@@ -49,19 +52,25 @@ class Noise:
     @property
     def setting(self) -> tuple[int, int, float]:
         """d, n and the value's ε."""
-        own = {"dimensions": 100, "clients": 3000, "epsilon": 1.0} | {self.varied: self.value}
-        return int(own["dimensions"]), int(own["clients"]), float(own["epsilon"])
+        sizes = {"dimensions": 100, "clients": 3000, "epsilon": 1.0} | {self.varied: self.value}
+        return int(sizes["dimensions"]), int(sizes["clients"]), float(sizes["epsilon"])
 
     @property
     def bound(self) -> float:
-        """Table 1's bound without its constant; q = d/10 stands in the place of d in the compressed solution."""
+        """Table 1's bound without its constant; the compressed solution has q = d/10 for d."""
         d, n, epsilon = self.setting
         width = {"flat": d, "compressed": max(1, round(d / 10))}.get(self.solution, 1)
         return math.sqrt(width * math.log(max(2, d) / FAILURE) / n) / epsilon
 
 
 def vectors(clients: int, dimensions: int, spread: float, seed: int) -> torch.Tensor:
-    """Return vectors [n, d] in [−1, 1]: a tenth of the coordinates around 1/2, the others around 0, ± spread."""
+    """Return vectors [n, d] whose first tenth of coordinates is 1/2 ± spread, the rest 0 ± spread.
+
+    Parameters
+    ----------
+    clients, dimensions : n, d
+    spread : in (0, 1/2], so that all coordinates stay in [-1, 1]
+    """
     generator = keyed_generator(torch.device("cpu"), seed, "vectors")
     mean = torch.zeros(dimensions, dtype=torch.float64)
     mean[: top_of(TOP_SHARE, dimensions)] = 0.5
@@ -71,7 +80,14 @@ def vectors(clients: int, dimensions: int, spread: float, seed: int) -> torch.Te
 
 
 def means(stage: Stage, x: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
-    """Return the mean of what the clients of vectors x [n, d] send, [draws, d]."""
+    """Return the mean of what clients send, [draws, d].
+
+    Parameters
+    ----------
+    stage : what a client does with its vector
+    x : the clients' vectors, [n, d]
+    draws, seed : repetitions with other randomness
+    """
     out = []
     for draw in range(draws):
         ctx = Context(0, range(len(x)), [keyed_generator(x.device, seed, draw)])
@@ -86,11 +102,9 @@ def _stages(point: Noise) -> tuple[Stage, Stage]:
         whole = Training("", send=point.solution, epsilon=epsilon).whole(d, point.seed)
 
         def unperturbed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-            return (
-                whole.recover((x @ whole.projection.T).clamp(-1, 1))
-                if isinstance(whole, Compressed)
-                else x
-            )
+            if isinstance(whole, Compressed):
+                return whole.recover((x @ whole.projection.T).clamp(-1, 1))
+            return x
 
         return Perturbed(whole), Perturbed(unperturbed)
     top = top_of(TOP_SHARE, d)
@@ -103,9 +117,14 @@ def _stages(point: Noise) -> tuple[Stage, Stage]:
 
 
 def measure_noise(point: Noise) -> dict[str, Any]:
-    """Return {'error' [draws], 'signal', 'recovery'}: max|X − Z|, the largest |Z|, and how far Z is from the mean.
+    """Return a point's error, and what it is compared with.
 
-    For a sparse solution the last says nothing: its Z is a fraction of the mean.
+    Returns
+    -------
+    error : [draws], max_j |X_j − Z_j|
+    signal : the largest |Z_j| of the mean over draws
+    recovery : how far Z is from the vectors' mean; it says nothing of a sparse solution, whose Z is
+        a fraction of the mean
     """
     d, n, _ = point.setting
     x = vectors(n, d, 0.5, point.seed)
@@ -123,6 +142,8 @@ def measure_noise(point: Noise) -> dict[str, Any]:
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the slope of ln y against ln x: a power law's exponent.
 
+    Examples
+    --------
     >>> round(slope([1, 10, 100], [2, 200, 20_000]), 3)
     2.0
     """
@@ -131,10 +152,12 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Signal:
-    """Signal over noise of the mean's top coordinates under a private selection, against a uniform one.
+    """Signal over noise of the mean's top coordinates: a private selection against a uniform one.
 
+    Parameters
+    ----------
     spread : how far clients lie from the common mean: 0.05, all have the same top coordinates; 0.5,
-        they differ.
+        they differ
     """
 
     method: str
@@ -157,7 +180,12 @@ class Signal:
 
 
 def measure_signal(point: Signal) -> dict[str, Any]:
-    """Return {'gain'}: mean over standard deviation of the top coordinates, against uniform selection's; by groups."""
+    """Return the gain in signal over noise, mean / std of the top coordinates.
+
+    Returns
+    -------
+    gain : [groups], the private selection's ratio over that of a uniform one
+    """
     top = top_of(TOP_SHARE, point.dimensions)
     x = vectors(point.clients, point.dimensions, point.spread, point.seed)
     ratios = []
@@ -171,7 +199,12 @@ def measure_signal(point: Signal) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Time:
-    """Time of one client's selection among d coordinates; engine 'as_written' follows the paper step by step."""
+    """Time of one client's selection among d coordinates.
+
+    Parameters
+    ----------
+    engine : 'as_written' follows the paper step by step; 'ours' is the library's
+    """
 
     method: str
     engine: str
@@ -184,7 +217,19 @@ class Time:
 def as_written(
     method: str, epsilon: float, top: int, dimensions: int
 ) -> Callable[[np.ndarray, Any], np.ndarray]:
-    """Return a selection as FedSel's section 4.1 describes its steps; what needs no data is computed beforehand."""
+    """Return a selection that takes the steps of FedSel's section 4.1 one by one.
+
+    What needs no data is computed beforehand.
+
+    Parameters
+    ----------
+    method : 'exp', 'pe' or 'ps'
+    epsilon, top, dimensions : budget of the selection, k, d
+
+    Returns
+    -------
+    function of scores [n, d] and a generator → selected positions [n]; PE gives -1 for none
+    """
     weights = np.exp(epsilon * np.arange(1, dimensions + 1) / (dimensions - 1))
     weights /= weights.sum()
     keep = PerturbedEncoding(epsilon, top, "e_eps").keep_probability(dimensions)
@@ -192,9 +237,8 @@ def as_written(
 
     def exp(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         chance = np.empty(order.shape)
-        np.put_along_axis(
-            chance, order, weights[None], 1
-        )  # each coordinate gets its rank's probability
+        # each coordinate gets its rank's probability
+        np.put_along_axis(chance, order, weights[None], 1)
         return (chance.cumsum(1) < rng.random((len(order), 1))).sum(1)
 
     def pe(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -216,22 +260,19 @@ def as_written(
 
 
 def measure_time(point: Time) -> dict[str, Any]:
-    """Return {'microseconds'} of one client: many at once, so that Python costs nothing, and the faster half of draws.
+    """Return one client's time in microseconds: [draws / 2], the faster half.
 
-    What another process takes makes a draw longer, never shorter.
+    Many clients select at once, so that Python costs nothing. What another process takes makes a
+    draw longer, never shorter.
     """
     rng, top = np.random.default_rng(point.seed), top_of(TOP_SHARE, point.dimensions)
     scores = rng.random((max(4, 100_000 // point.dimensions), point.dimensions), dtype=np.float32)
     if point.engine == "as_written":
         written = as_written(point.method, point.epsilon, top, point.dimensions)
-        run: Callable[[], Any] = lambda: written(scores, rng)  # noqa: E731
+        run: Callable[[], Any] = partial(written, scores, rng)
     else:
-        select, generator, tensor = (
-            selection(point.method, point.epsilon, top),
-            torch.Generator(),
-            torch.tensor(scores),
-        )
-        run = lambda: select(tensor, generator)  # noqa: E731
+        select = selection(point.method, point.epsilon, top)
+        run = partial(select, torch.tensor(scores), torch.Generator())
     run()
     seconds = []
     for _ in range(point.draws):

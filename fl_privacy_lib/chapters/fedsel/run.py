@@ -14,8 +14,6 @@ from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 
-TIMED = "fedsel/selection_time"
-
 
 class FedSelExperiment(Experiment):
     """Chapter 08: a point is an arm's training, or a mechanism's error, signal or time."""
@@ -31,8 +29,7 @@ class FedSelExperiment(Experiment):
         """
 
         def rows(table: str, datasets: tuple[str, ...]) -> list[Row]:
-            made = TABLES[table](settings)
-            return [row for row in made if _datasets([row]) <= set(datasets)]
+            return [row for row in TABLES[table](settings) if _datasets([row]) <= set(datasets)]
 
         statements = Part("fedsel/statements", lambda _: [case.row() for case in statement_rows()])
         return [statements] + [
@@ -40,7 +37,7 @@ class FedSelExperiment(Experiment):
                 table,
                 partial(rows, table),
                 tuple(sorted(_datasets(make(settings)))),
-                alone=table == TIMED,
+                alone=table == "fedsel/selection_time",
             )
             for table, make in TABLES.items()
         ]

@@ -1,4 +1,4 @@
-"""FedSel's lemmas and theorems beside exact values: ε of every mechanism, and variances (chapter 08)."""
+"""FedSel's lemmas and theorems beside exact values of ε and of variances (chapter 08)."""
 
 from functools import partial
 
@@ -72,11 +72,11 @@ def _selections() -> list[Case]:
 def _values() -> list[Case]:
     rows = []
     for e in EPSILONS:
-        one: tuple[type[Perturbation], ...] = (Piecewise, Duchi, Hybrid, Laplace)
+        kinds: tuple[type[Perturbation], ...] = (Piecewise, Duchi, Hybrid, Laplace)
         rows += [
             _case("value_perturbation", f"{kind.__name__}, ε₂ = {e:g}", e, value_epsilon(kind(e)),
                   setting={"mechanism": kind.__name__, "epsilon": e})
-            for kind in one
+            for kind in kinds
         ]  # fmt: skip
         rows += [
             _case(
@@ -99,8 +99,8 @@ def _two_stages() -> list[Case]:
             ("theorem_3_1", Exponential(first)), ("theorem_3_1", PerturbedSampling(first, 12)),
             ("theorem_3_1_pe", PerturbedEncoding(first, 12, "e_eps")),
         ):  # fmt: skip
-            found = two_stage_epsilon(select, Piecewise(second), 123)
-            rows.append(_case(claim, f"{select.name}-pm, d = 123, ε = {e:g}", e, found,
+            exact = two_stage_epsilon(select, Piecewise(second), 123)
+            rows.append(_case(claim, f"{select.name}-pm, d = 123, ε = {e:g}", e, exact,
                               setting={"method": select.name, "epsilon": e}))  # fmt: skip
     return rows
 
@@ -108,13 +108,13 @@ def _two_stages() -> list[Case]:
 def _epochs() -> list[Case]:
     rows = []
     for epochs in (1, 2, 10):
-        found = budget(epochs, PerturbedSampling(0.1, 12), Piecewise(0.9), 123)
+        total = budget(epochs, PerturbedSampling(0.1, 12), Piecewise(0.9), 123)
         rows.append(
             _case(
                 "epochs",
                 f"{epochs} epochs, ε = 1 each",
                 float(epochs),
-                found,
+                total,
                 privacy_unit="client",
                 setting={"epochs": epochs},
             )
@@ -123,7 +123,7 @@ def _epochs() -> list[Case]:
 
 
 def _variances() -> list[Case]:
-    """Theorem 3.2: η·M(clip(Σ g)) against M(clip(Σ η g)), for sums s = Σ g within and beyond the range."""
+    """Return Theorem 3.2's cases: η·M(clip(Σ g)) against M(clip(Σ η g)), in and out of range."""
     rows = []
     for rate in (0.01, 0.1, 0.5):
         for total in (0.0, 0.3, 1.0, 3.0, 20.0):

@@ -1,9 +1,8 @@
 """FedSel: training under local privacy, one example a client (chapter 08).
 
 A `Training` is one arm: what the clients send, on which data, with which budget; its result is the
-accuracy of every fold of every repetition. A `Cell` is one recorded row: an arm, or several on the
-same folds and what they differ by. All arms of one repetition and fold share the split, the order
-of the clients and the first weights.
+accuracy of every fold of every repetition. All arms of one repetition and fold share the split, the
+order of the clients and the first weights.
 """
 
 import functools
@@ -49,7 +48,7 @@ SELECTIONS = ("exp", "pe", "ps")
 """The paper's three private selections."""
 WHOLE = ("flat", "flat_unscaled", "compressed")
 SENDS = ("full", "random", "top_k", *SELECTIONS, *WHOLE)
-"""What a client sends: its gradient, one coordinate that is selected, or a whole vector, perturbed."""
+"""What a client sends: its gradient, one selected coordinate, or a whole perturbed vector."""
 COMPRESSION = 0.1  # of Fig. 2
 BUDGETS = ("within", "control", "rule")
 MODELS = {"logistic_regression": "logistic", "svm": "hinge"}
@@ -121,10 +120,9 @@ class Training:
             self.send, f"{self.send}_"
         )
         end = {"compressed": "_rp", "flat_unscaled": "_unscaled"}.get(self.send, "")
-        late = {"within": "", "control": "_c", "rule": "_rule"}[self.budget] + (
-            "" if self.raw else "_o"
-        )
-        return f"{sent}{self.value}{end}{late}" + ("_tuned" if self.tuned else "")
+        budget = {"within": "", "control": "_c", "rule": "_rule"}[self.budget]
+        late = ("" if self.raw else "_o") + ("_tuned" if self.tuned else "")
+        return f"{sent}{self.value}{end}{budget}{late}"
 
     def plan(self, clients: int, seed: int) -> Plan:
         """Return the plan of one training among that many clients."""
@@ -157,9 +155,8 @@ class Training:
         stage = TwoStage(
             RandomChoice() if uniform else selection(self.send, first, self.top(dimensions)),
             None if self.value == "none" else VALUES[self.value](second),
-            scale=dimensions
-            if self.send == "random"
-            else 1.0,  # the paper enlarges what is drawn uniformly
+            # the paper enlarges what is drawn uniformly
+            scale=dimensions if self.send == "random" else 1.0,
             clients=plan.clients if self.memory else None,
             discount=self.discount,
         )
@@ -178,14 +175,26 @@ class Training:
 
         if self.send != "compressed":
             return flat(dimensions, self.send == "flat")
-        kept = max(1, round(COMPRESSION * dimensions))
+        width = max(1, round(COMPRESSION * dimensions))
         generator = keyed_generator(torch.device("cpu"), seed, "projection")
-        return Compressed(flat(kept), random_projection(dimensions, kept, generator))
+        return Compressed(flat(width), random_projection(dimensions, width, generator))
 
 
 def top(top_share: float, dimensions: int) -> int:
-    """Return k, the coordinates that count as top: at least one, and not all.
+    """Return k, the number of coordinates that count as top: at least one, and not all.
 
+    Parameters
+    ----------
+    top_share : k/d, in (0, 1)
+    dimensions : d
+
+    Raises
+    ------
+    InputError
+        If all coordinates would count as top.
+
+    Examples
+    --------
     >>> top(0.1, 32)
     3
     """
@@ -198,7 +207,14 @@ def top(top_share: float, dimensions: int) -> int:
 
 
 def selection(name: str, epsilon: float, top: int) -> Select:
-    """Return a selection by its name: 'exp', 'pe', 'ps' or 'top_k'."""
+    """Return a selection of one coordinate.
+
+    Parameters
+    ----------
+    name : 'exp', 'pe', 'ps', or 'top_k', which is not private
+    epsilon : its budget
+    top : k
+    """
     built: dict[str, Callable[[], Select]] = {
         "exp": lambda: Exponential(epsilon),
         "pe": lambda: PerturbedEncoding(epsilon, top, "e_eps"),
@@ -210,20 +226,27 @@ def selection(name: str, epsilon: float, top: int) -> Select:
 
 @functools.lru_cache(maxsize=2)
 def records(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return all records of a data set, [N, d] and labels [N]: cross-validation makes its own cuts."""
+    """Return all records [N, d] of a data set and their labels [N]; cross-validation splits them.
+
+    Raises
+    ------
+    InputError
+        If the data set has other than two classes.
+    """
     data = load_cached(dataset, train_only=False)
     x = np.concatenate([data.train_x, data.validation_x, data.test_x])
     y = np.concatenate([data.train_y, data.validation_y, data.test_y])
     if data.n_classes != 2:
         raise InputError(
-            f"dataset = {dataset!r} has {data.n_classes} classes, a margin separates 2: use another."
+            f"dataset = {dataset!r} has {data.n_classes} classes, a margin separates 2: "
+            "use another."
         )
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
 @functools.cache
 def larger_class(dataset: str) -> float | None:
-    """Return how many of a data set's records are of its larger class, as a fraction; None where its files are not."""
+    """Return the larger class's share of a data set's records; None where its files are absent."""
     data = load_if_available(dataset)
     if data is None:
         return None
@@ -237,13 +260,16 @@ def folds_of(examples: int, folds: int, repetition: int, seed: int) -> list[np.n
 
 
 def measure(point: Training) -> dict[str, Any]:
-    """Return {'curve' [runs, checkpoints], 'server_lr'} of a training: a run for each fold of each repetition."""
+    """Train an arm on every fold of every repetition.
+
+    Returns
+    -------
+    curve : accuracies, [runs, checkpoints]
+    server_lr : η, the chosen one where the arm is tuned
+    """
     if point.tuned:
-        tried = [
-            replace(point, tuned=False, server_lr=step, repetitions=1, seed=point.seed + 1)
-            for step in STEPS
-        ]
-        scores = [measure(one)["curve"][:, -1].mean() for one in tried]
+        short = replace(point, tuned=False, repetitions=1, seed=point.seed + 1)
+        scores = [measure(replace(short, server_lr=step))["curve"][:, -1].mean() for step in STEPS]
         return measure(replace(point, tuned=False, server_lr=STEPS[int(np.argmax(scores))]))
     x, y = records(point.dataset)
     curves = []

@@ -17,7 +17,10 @@ RECORDED = (
     "fed_cdp_decay_example", "fed_cdp_decay_batch", "dssgd",
 )  # fmt: skip
 THREATS = THREAT_TYPES | {"type_0_curious": "update"}
-"""Threat type → tap. Type 0 reads after the server's own noise, as the papers assume; a curious server before it."""
+"""Threat type → tap.
+
+Type 0 reads after the server's own noise, as the papers assume; a curious server reads before it.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,10 @@ class Point:
 
     @property
     def view(self) -> "Point":
-        """The point whose observation is the same, bit for bit, so that it need be attacked only once.
+        """The point that is attacked for this one: its observation is the same, bit for bit.
 
-        A stage changes nothing at a tap that stands before it, and without clipping there is nothing
-        to be aware of. The notebook and a test check the equality on the observed tensors.
+        A stage changes nothing at a tap that stands before it, and without clipping there is
+        nothing to be aware of. The notebook and a test check the equality on the observed tensors.
         """
         defense, point = self.defense, self
         before_tap = STAGES[: TAPS.index(self.tap) + 1]
@@ -108,7 +111,7 @@ def grid(settings: ThreatTypes, dataset: str, clients: int) -> list[Point]:
 
 
 def threat_name(point: Point) -> str:
-    """Return which adversaries a point speaks for, in the reader's words."""
+    """Return the reader's name for the adversaries that a point stands for."""
     if point.threat_type == "type_1":
         server = point.method == "fed_sdp_server"
         return "type 1 (0 before noise)" if server else "types 0, 1"
@@ -119,16 +122,16 @@ TABLE_7 = ("type_2", "type_1", "type_0", "type_0_curious")
 
 
 def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str, list[Point]]:
-    """Return the points of each recorded table: Fed-CDP's Table VII and Fig. 1, the cheap ones first."""
+    """Return the points of Fed-CDP's Table VII and Fig. 1, the cheap ones first."""
     values = {name: getattr(settings, name) for name in SHARED if name != "batch_size"}
 
     def point(dataset: str, threat: str, method: str, attacker: str = "naive") -> Point:
         victims = settings.victims if threat == "type_2" else settings.batch_victims
         size = setup_of(dataset).batch_size
-        own = (
-            values | {"clip_norm": 6.0} if method.startswith("fed_cdp_decay") else values
-        )  # the first of 6 → 2
-        return Point(dataset, threat, method, attacker, victims=victims, batch_size=size, **own)
+        # a decaying bound is attacked at its first value, of 6 → 2
+        decay = {"clip_norm": 6.0} if method.startswith("fed_cdp_decay") else {}
+        return Point(dataset, threat, method, attacker, victims=victims, batch_size=size,
+                     **(values | decay))  # fmt: skip
 
     cells = [
         (d, t, m, a)
@@ -152,7 +155,7 @@ def recorded_grid(settings: ThreatTypes, datasets: tuple[str, ...]) -> dict[str,
 
 
 def record_key(point: Point) -> dict[str, Any]:
-    """Return a recorded row's key: the published table's own keys, then the settings that really ran."""
+    """Return a row's key: the published table's own keys, then the settings that really ran."""
     both = point.threat_type == "type_1" and point.method != "fed_sdp_server"
     threat = "type_0_1" if both else point.threat_type
     published = {
@@ -160,5 +163,5 @@ def record_key(point: Point) -> dict[str, Any]:
         "threat_type": threat,
         "method": METHODS[point.method].published or point.method,
     }
-    own = {name: value for name, value in asdict(point).items() if name not in published}
-    return published | {"arm": point.method, "tap": point.tap} | own
+    settings = {name: value for name, value in asdict(point).items() if name not in published}
+    return published | {"arm": point.method, "tap": point.tap} | settings

@@ -1,4 +1,4 @@
-"""One image a client, attacked under one defence of some strength: the cells that chapters 01 and 02 share."""
+"""One image a client, attacked under one defence: the cells that chapters 01 and 02 share."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,13 +24,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "mask_aware": {"mask": "zeros"},
     "prior": {"tv": 1e-4, "objective": "relative"},
     "several": {},
-    "batch_prior": {
-        "tv": 3e-4,
-        "objective": "relative",
-    },  # best of five on six batches of LFW at another seed
+    # best of five on six batches of LFW at another seed
+    "batch_prior": {"tv": 3e-4, "objective": "relative"},
     "patient": {"stall": (300, 0.0)},  # never given up
 }
-"""What the attacker adds to the published attack. The arm `learned` has no such line: it does not search."""
+"""What an attacker adds to the published attack; not `learned`, which does not search."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Cell:
 
     Parameters
     ----------
-    level : what `method` is as strong as; 0 where it has no such number
+    level : strength of `method`; 0 where it has no such number
     attack : one of the published attacks
     network, at_round : which model is attacked, and after how many rounds of training
     observations : R, rounds in which the same example is seen
@@ -77,16 +75,23 @@ def clients_data(cell: Cell, data: Dataset, seed: int) -> list[np.ndarray]:
 
 
 def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
-    """Train for `at_round` rounds without a defence, then keep what stands at each victim's tap `example`.
+    """Train for `at_round` rounds without a defence, then observe each victim's tap `example`.
 
     The victim is the first example of the first batch, the same in all R observed rounds.
+
+    Parameters
+    ----------
+    cell : the cell under attack
+    data : of which the clients hold parts
+    seed : of weights, clients and noise
+    device : where the model lies
     """
-    own = clients_data(cell, data, seed)
+    held = clients_data(cell, data, seed)
     model = build(
         cell.network, data.example_shape, data.n_classes, torch.Generator().manual_seed(seed)
     ).to(device)
-    used = np.unique(np.concatenate(own))
-    few = Partition("victims", tuple(np.searchsorted(used, indices) for indices in own), len(used))
+    used = np.unique(np.concatenate(held))
+    few = Partition("victims", tuple(np.searchsorted(used, indices) for indices in held), len(used))
     train = (
         torch.as_tensor(data.train_x[used]).to(device),
         torch.as_tensor(data.train_y[used]).to(device),

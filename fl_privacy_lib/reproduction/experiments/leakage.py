@@ -30,7 +30,7 @@ from fl_privacy_lib.sampling import Plan
 
 @dataclass(frozen=True)
 class Scene:
-    """What the adversary of one seed meets: observations, and the images behind them for the scoring."""
+    """What one seed's adversary observes, and the images behind it, which only scoring reads."""
 
     model: nn.Module
     observations: list[Observation]
@@ -39,10 +39,17 @@ class Scene:
 
 
 def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
-    """Simulate the first round of federated training and keep what stands at the point's tap.
+    """Simulate the first round of federated training and observe it at the point's tap.
 
     Every participant is a victim. At the tap ``example`` the victim is the first example of the
     first batch.
+
+    Parameters
+    ----------
+    point : the cell under attack
+    data : of which the clients hold parts
+    seed : of weights, clients and noise
+    device : where the model lies
     """
     rng = np.random.default_rng([seed, 1])
     partition = split_among(data, point.clients, rng)
@@ -58,15 +65,14 @@ def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
         seed=seed,
     )
     victims = [int(c) for c in plan.participants_of(0)]
-    used = np.unique(
-        np.concatenate([partition.indices[v] for v in victims])
-    )  # only the victims' data is moved
-    other = np.zeros(1, dtype=np.int64)  # stands in for the data of a client that takes no part
-    own = [
-        np.searchsorted(used, partition.indices[c]) if c in victims else other
+    # only the victims' data is moved
+    used = np.unique(np.concatenate([partition.indices[v] for v in victims]))
+    absent = np.zeros(1, dtype=np.int64)  # stands in for the data of a client that takes no part
+    positions = [
+        np.searchsorted(used, partition.indices[c]) if c in victims else absent
         for c in range(point.clients)
     ]
-    small = Partition("victims", tuple(own), len(used))
+    small = Partition("victims", tuple(positions), len(used))
     train = (
         torch.as_tensor(data.train_x[used]).to(device),
         torch.as_tensor(data.train_y[used]).to(device),

@@ -1,4 +1,4 @@
-"""Scoring reconstructions against the images behind them, and against guesses that need no gradient."""
+"""Scoring reconstructions, and guesses that need no gradient, against the images behind them."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,19 @@ Score = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 def first_successes(truth: np.ndarray, limit: int) -> tuple[np.ndarray, Score]:
-    """Return an array [V, B] of iterations until success, filled by the callback as the attack goes on.
+    """Return an array of iterations until success, and the callback that fills it.
 
     Scoring looks at the truth, the attack does not. An image that never succeeds counts as `limit`,
     as in the papers' tables.
+
+    Parameters
+    ----------
+    truth : images [V, B, C, H, W]
+    limit : the attack's iterations
+
+    Returns
+    -------
+    iterations [V, B], and a function of iteration, rows and images for `reconstruct`
     """
     reached = np.full(truth.shape[:2], limit)
 
@@ -40,7 +49,18 @@ def in_order(images: torch.Tensor, truth: np.ndarray) -> np.ndarray:
 
 
 def trivial_guesses(truth: np.ndarray, labels: np.ndarray, data: Dataset) -> dict[str, np.ndarray]:
-    """Return the scores [V, B] of two guesses that need no gradient: a grey image, and the true class's mean."""
+    """Return the scores [V, B] of two guesses: a grey image, and the mean of the true class.
+
+    Parameters
+    ----------
+    truth : images [V, B, C, H, W]
+    labels : their classes, [V, B]
+    data : whose training images make the classes' means
+
+    Returns
+    -------
+    grey_mse, grey_success, mean_mse, mean_success
+    """
     means = np.stack(
         [
             data.train_x[data.train_y == c].mean(0)
@@ -58,7 +78,7 @@ def trivial_guesses(truth: np.ndarray, labels: np.ndarray, data: Dataset) -> dic
 
 
 def summary(result: dict[str, np.ndarray], seeds: int) -> dict[str, dict[str, float]]:
-    """Return metric → {mean, std, n}: means over all images, standard deviations of the seeds' means.
+    """Return metric → {mean, std, n}; the mean is over all images, std over the seeds' means.
 
     The published "rmse" is a mean of squares by its formula, so `mse` stands beside it.
     """

@@ -42,7 +42,7 @@ def network_for(shape: tuple[int, ...]) -> str:
     return "training_cnn" if len(shape) == 3 else "mlp"
 
 
-def _equally(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+def _split_at_random(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
     return iid(len(data.train_y), clients, min(50, len(data.train_y)), rng)
 
 
@@ -65,12 +65,11 @@ SETUPS["digits"] = Setup(5, 100, 1_347, (1, 28, 28), 10,
 
 
 def setup_of(dataset: str) -> Setup:
-    """Return a data set's set-up; a reader's own data are trained as MNIST is and split at random.
+    """Return a data set's set-up; a reader's own data are trained as MNIST is, split at random.
 
     Digits are no data of the papers: they stand in for MNIST where its files are not there.
     """
-    own = Setup(5, 100, 0, (1, 28, 28), 10, _equally, 100)
-    return SETUPS.get(dataset, own)
+    return SETUPS.get(dataset, Setup(5, 100, 0, (1, 28, 28), 10, _split_at_random, 100))
 
 
 def split_among(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
@@ -79,5 +78,5 @@ def split_among(data: Dataset, clients: int, rng: np.random.Generator) -> Partit
 
 
 def clients_of(data: Dataset) -> int:
-    """Return the number of clients K that a data set is split among: 1,000, fewer for small data."""
+    """Return how many clients K a data set is split among: 1,000, or fewer for small data."""
     return setup_of(data.name).clients

@@ -1,8 +1,6 @@
 """Fed-CDP: accuracy of federated training under clipping and noise (chapter 05).
 
-A `Training` is one cell of the paper's tables: data set, method, reading of the noise, population;
-`measure` trains it for all its seeds. What is computed around a trained model stands in
-`fed_cdp_utility`, the cells in `fed_cdp_grid`.
+A `Training` is one cell of the paper's tables; `measure` trains it for all its seeds.
 """
 
 import hashlib
@@ -37,8 +35,11 @@ from fl_privacy_lib.reproduction.records import source_digest
 from fl_privacy_lib.sampling import Plan
 
 READINGS = ("printed", "code", "as_coded", "not_applicable")
-"""Fed-CDP: σC on each example and σC/√B on their mean, or σC/B on the batch mean. Fed-SDP: σC on each update, or
-σC/√K_t. 'as_coded': the code's scaling, σ and learning rate. Without noise none applies."""
+"""Where noise of which size enters; without noise, none applies.
+
+Fed-CDP: σC on each example and σC/√B on their mean, or σC/B on the batch mean. Fed-SDP: σC on each
+update, or σC/√K_t. 'as_coded': the code's scaling, σ and learning rate.
+"""
 CODE_NOISE, CODE_RATE = 0.5, 0.05
 SDP = ("fed_sdp", "fed_sdp_server")
 DECAYS = {
@@ -51,11 +52,12 @@ DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
 WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
 CHECKS = 20  # times that a training is looked at
 LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
-
-
 ENGINE = "auto"
-"""What trains, here and in `utility`, live and recorded. It is in no row's key: engines agree but for their draws of
-noise, so rows of an earlier one stay valid (``tools/engine_agreement.py``)."""
+"""What trains, live and recorded.
+
+It is in no row's key: engines agree but for their draws of noise, so rows of an earlier one stay
+valid (``tools/engine_agreement.py``).
+"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Training:
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier of one release: on the batch mean, in units of C/B; for Fed-SDP of one update, of C."""
+        """Noise multiplier of a batch mean, in units of C/B; for Fed-SDP of an update, of C."""
         if self.method in SDP:
             clients = 1 if self.setting == "printed" else self.participants
             return self.noise_scale / math.sqrt(clients)
@@ -186,7 +188,7 @@ class NotFinite(Exception):
 
 
 def read_checkpoint(checkpoint: Path) -> tuple[Gradient, dict[int, float | None]]:
-    """Return the global weights after the last finished round, and round → accuracy, None where it was not measured."""
+    """Return the weights after the last round, and round → accuracy, None where not measured."""
     record = torch.load(checkpoint, weights_only=True)
     return record["weights"], {round: score for round, _, score in record["history"]}
 
@@ -202,7 +204,7 @@ def end_if_not_finite(checkpoint: Path) -> None:
 
 
 def has_diverged(curve: Mapping[int, float], constant: float, growth: float) -> bool:
-    """Return whether a training has diverged: its weights are not finite, or it ended at chance with long weights.
+    """Return whether the weights are not finite, or long while the training ended at chance.
 
     Parameters
     ----------
@@ -225,20 +227,20 @@ def norm_of(tensors: Gradient) -> float:
 
 @dataclass(frozen=True, eq=False)
 class NormWatch(Transformation):
-    """A stage that changes nothing and keeps the mean norms of the examples' raw gradients, tensor by tensor."""
+    """A stage that changes nothing and keeps the mean norm of the raw gradients of each tensor."""
 
-    found: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict, repr=False)
+    norms: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict, repr=False)
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return the values as they are."""
         means = torch.stack([n.mean() for n in ctx.norms.values()])  # [M]
-        self.found.setdefault((ctx.round, ctx.iteration), []).append(means.cpu())
+        self.norms.setdefault((ctx.round, ctx.iteration), []).append(means.cpu())
         return values
 
     def table(self, rounds: int, local_iterations: int) -> np.ndarray:
         """Return the means over clients, [T, L, M]."""
         rows = [
-            [torch.stack(self.found[t, i]).mean(0) for i in range(local_iterations)]
+            [torch.stack(self.norms[t, i]).mean(0) for i in range(local_iterations)]
             for t in range(rounds)
         ]
         return torch.stack([torch.stack(row) for row in rows]).numpy()
@@ -290,7 +292,7 @@ def score(
     examples: tuple[torch.Tensor, torch.Tensor],
     engine: str | Sequence[str],
 ) -> float:
-    """Return the accuracy, through the compiled engine where it may be taken: whole data sets would cost rounds."""
+    """Return the accuracy, by the compiled engine where it may: autograd's takes whole rounds."""
     form = compiled_form(model, examples) if engine in ("auto", "compiled") else ""
     if isinstance(form, str):
         return accuracy(model, weights, examples)

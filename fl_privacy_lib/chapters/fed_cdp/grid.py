@@ -115,7 +115,7 @@ def arm_of(point: Training) -> Arm:
 
 
 def best_rates(frame: pd.DataFrame) -> Rates:
-    """Return the best learning rate of every arm that has all of them recorded; the smaller of two.
+    """Return the best learning rate of every arm with all rates recorded, the smaller of equals.
 
     Parameters
     ----------

@@ -292,7 +292,7 @@ def score(
     examples: tuple[torch.Tensor, torch.Tensor],
     engine: str | Sequence[str],
 ) -> float:
-    """Return the accuracy, by the compiled engine where it may: autograd's takes whole rounds."""
+    """Return the accuracy, by the compiled engine if it can; else it costs as much as rounds."""
     form = compiled_form(model, examples) if engine in ("auto", "compiled") else ""
     if isinstance(form, str):
         return accuracy(model, weights, examples)

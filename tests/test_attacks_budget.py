@@ -12,6 +12,7 @@ from torch import nn
 
 from fl_privacy_lib.attacks import Attack, infer_labels, reconstruct
 from fl_privacy_lib.attacks.starts import start
+from fl_privacy_lib.attacks.stopping import Progress
 from fl_privacy_lib.defenses import non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Observation, Tap
@@ -167,3 +168,13 @@ def test_a_gradient_without_a_dense_layer_betrays_no_label():
     )
     observation = seen_of(Blind(), torch.zeros(TINY), 1)
     refuse("no dense layer's", lambda: reconstruct(Blind(), [observation], TINY, Attack()))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_objective_that_is_no_number_counts_for_nothing(bad):
+    progress = Progress(torch.zeros(2, 3), Attack(restarts=1), pixels=3)
+    loss = torch.tensor([bad, 1.0])
+    done, again = progress.update(torch.arange(2), loss, torch.full((2, 3), 0.5))
+    assert done.tolist() == [False, False] and again.tolist() == [True, False]
+    assert progress.least.tolist() == [math.inf, 1.0]
+    assert progress.best_x.tolist() == [[0.0] * 3, [0.5] * 3]

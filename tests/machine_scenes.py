@@ -1,5 +1,7 @@
 """What two processes of a launcher do in turn, right and wrong: machine_scenes.py FOLDER."""
 
+import os
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +15,35 @@ from fl_privacy_lib.data.partition import iid
 from fl_privacy_lib.defenses import Defense, fed_cdp
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import build
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+}
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node=2",
+    "--master-addr=127.0.0.1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0",
+    "--local-addr=127.0.0.1",
+]
+
+
+def torchrun(script, *arguments, cwd=None):
+    """Run a script in two processes that meet at a free port, and return what they print."""
+    command = [*TORCHRUN, str(script), *map(str, arguments)]
+    done = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, cwd=cwd, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
 
 TAPS = (Tap("update", 1, 0), Tap("example", 2, 1), Tap("example", 0, 3), Tap("aggregate", round=2))
 PLAN = plan_of(participants=4, rounds=4)

@@ -20,7 +20,6 @@ from fl_privacy_lib.reproduction import claims, experiment
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
 from fl_privacy_lib.reproduction.experiments.cells import Cell, clients_data, scene
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.records import MeasuredTable
 from fl_privacy_lib.reproduction.verdict import Status
 
 FULL = AdaptiveAttacks.of_profile("full")
@@ -59,8 +58,7 @@ def made_up(cell, rate=1.0):
 
 def record(folder, table, cells, rate=1.0, key=chapter.record_key):
     """Write made-up rows of these cells in the recording's own form."""
-    keys = [name for name in (*key(cells[0]), "metric") if name != "seeds"]
-    table = MeasuredTable(folder / f"{table}.csv", keys)
+    table = experiment.record_of(table, key(cells[0]), folder)
     for cell in cells:
         summary = scoring.summary(made_up(cell, rate), cell.seeds)
         meta = {"seeds": cell.seeds, "profile": "full", "device": "none", "seconds": 0.0}

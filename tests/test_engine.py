@@ -1,12 +1,8 @@
 """The stacked engine against loops and autograd; the same bits however the work is cut."""
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import oracles
@@ -14,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from machine_scenes import torchrun
 from torch import nn
 
 from fl_privacy_lib._checks import InputError
@@ -487,9 +484,8 @@ def test_a_run_resumes_with_the_same_bits(tmp_path):
         simulate(model, train, partition, replace(plan, seed=1), CUSTOM, resume=True, **options)
 
 
-TORCHRUN = """
-import sys, torch, torch.distributed as dist
-sys.path.insert(0, {tests!r})
+SCRIPT = """
+import torch, torch.distributed as dist
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 from test_engine import fed_cdp, plan_of, scene, simulate
@@ -503,25 +499,8 @@ dist.destroy_process_group()
 def test_processes_of_torchrun_are_workers(tmp_path):
     out = str(tmp_path / "weights")
     script = tmp_path / "script.py"
-    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), out=out))
-    root = Path(__file__).parent.parent
-    environment = os.environ | {
-        "PYTHONPATH": str(root),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--master-addr=127.0.0.1",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        str(script),
-    ]
-    subprocess.run(command, check=True, env=environment, capture_output=True, timeout=120)
+    script.write_text(SCRIPT.format(out=out))
+    torchrun(script)
     model, train, partition = scene("mlp", 5)
     alone = simulate(model, train, partition, plan_of(5, rounds=2), fed_cdp(clip_norm=0.5))
     for rank in range(2):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +14,15 @@ from federated_scenes import plan_of, same, setting
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_scenes import (
+    ENVIRONMENT,
     PLAN,
+    ROOT,
     SERVER_STATE,
     TAPS,
+    TESTS,
     scaling,
     stop_after_round_1,
+    torchrun,
     trained,
     write_stale,
 )
@@ -29,35 +32,6 @@ from fl_privacy_lib.defenses import fed_cdp
 from fl_privacy_lib.defenses.noise import add_noise, keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.fingerprint import digest
-
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
-    "GLOO_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": "1",
-}
-TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--nproc-per-node=2",
-    "--master-addr=127.0.0.1",
-    "--rdzv-backend=c10d",
-    "--rdzv-endpoint=127.0.0.1:0",
-    "--local-addr=127.0.0.1",
-]
-
-
-def torchrun(script, *arguments, cwd=None):
-    """Run a script in two processes that meet at a free port, and return what they print."""
-    command = [*TORCHRUN, str(script), *map(str, arguments)]
-    done = subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, cwd=cwd, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
 
 # ---- two processes of torchrun
 

@@ -169,7 +169,7 @@ def test_recorded_tables_parse_and_carry_their_columns():
 def test_every_recorded_row_still_stands():
     """A key column renamed or a setting changed by accident would have the rows recorded again."""
     from fl_privacy_lib.chapters import CHAPTERS, experiment
-    from fl_privacy_lib.reproduction.experiment import is_recorded
+    from fl_privacy_lib.reproduction.experiment import is_recorded, record_of
 
     for number, kind in CHAPTERS.items():
         chapter = experiment(kind)
@@ -177,10 +177,8 @@ def test_every_recorded_row_still_stands():
             if part.long:
                 continue
             rows = part.rows(part.datasets)
-            keys = [k for k in (*rows[0].key, "metric") if k != "seeds"]
-            record = MeasuredTable(MEASURED / f"{part.table}.csv", keys)
+            record = record_of(part.table, rows[0].key)
             frame = record.frame()
-            record.frame = lambda frame=frame: frame  # read once, not for each row
-            missing = sum(not is_recorded(record, row) for row in rows)
+            missing = sum(not is_recorded(record, row, frame) for row in rows)
             allowed = 2 if part.table == "attacks/several_observations" else 0  # not run yet
             assert missing <= allowed, (number, part.table, missing)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fl_privacy_lib._checks import in_range, one_of
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms, scaled
-from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, mean_std
+from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, example_std, mean_std
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 
@@ -57,8 +57,7 @@ class ExampleStage(RuleStage):
         norms = ctx.norms if ctx.norms is not None else layer_norms(gradients, leading=2)
         clipped = scaled(gradients, self.rule.factors(norms, ctx))
         self.rule.tell(norms, ctx, ctx.batch_size)
-        mean = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
-        unit = mean * ctx.batch_size**0.5  # averaging B independent draws divides by √B
+        unit = example_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
         return self.add_scaled_noise(clipped, norms, unit, ctx)
 
 

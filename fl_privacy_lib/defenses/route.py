@@ -18,7 +18,7 @@ from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.defenses.adaptive import BatchStage, ExampleStage, UpdateStage
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.holding import Holding
-from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.noise import example_std
 from fl_privacy_lib.defenses.releases import events
 from fl_privacy_lib.defenses.rules import FixedBound
 from fl_privacy_lib.defenses.stage import (
@@ -89,14 +89,10 @@ class PerExample(_FixedClip, ExampleStage):
             )
 
     def example_std(self, batch_size: int, round: int = 0) -> float:
-        """Return the noise's standard deviation per coordinate of one example's gradient.
-
-        Averaging B independent draws divides a standard deviation by √B, hence the factor.
-        """
+        """Return the noise's standard deviation per coordinate of one example's gradient."""
         if self.clip is None or not self.noise_scale:
             return 0.0
-        bound = self.clip.bound(round)
-        return mean_std(self.noise_scale, bound, batch_size, self.divide_by) * batch_size**0.5
+        return example_std(self.noise_scale, self.clip.bound(round), batch_size, self.divide_by)
 
 
 @dataclass(frozen=True)

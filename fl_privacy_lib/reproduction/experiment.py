@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import joblib
 import numpy as np
+import pandas as pd
 import torch
 
 from fl_privacy_lib._checks import InputError
@@ -80,13 +81,13 @@ class Experiment(ABC):
     def parts(self, settings: Any, folder: Path) -> list[Part]:
         """Return what is recorded at these settings, in order; `folder` has the measured tables."""
 
-    @abstractmethod
     def run(self, point: Any, device: torch.device) -> Result:
         """Measure a point; a result may count the `seconds` of interrupted runs itself."""
+        raise TypeError(f"chapter {self.chapter} measures no points")
 
-    @abstractmethod
     def words(self, point: Any, result: Result) -> str:
         """Return a line of progress."""
+        return " ".join(str(value) for value in self.identity(point).values())
 
     def identity(self, point: Any) -> dict[str, object]:
         """Return every setting that a point's result depends on."""
@@ -117,7 +118,7 @@ class Experiment(ABC):
         cache, started = PointCache(point_cache(self.chapter)), time.perf_counter()
         measured = [self.representative(point) for point in points]
         distinct = list(dict.fromkeys(measured))
-        missing = [p for p in distinct if not cache.has(self.identity(p) | {"device": device.type})]
+        missing = [p for p in distinct if not cache.has(_key(self, p, device))]
         count = min(workers or os.cpu_count() or 1, len(missing)) if device.type == "cpu" else 1
         fresh = _run_in_order(self, missing, device, count)
         results: dict[Any, Result] = {}
@@ -135,9 +136,13 @@ class Experiment(ABC):
             yield point, results[same]
 
 
+def _key(experiment: Experiment, point: Any, device: torch.device) -> dict[str, object]:
+    return experiment.identity(point) | {"device": device.type}
+
+
 def _compute(experiment: Experiment, point: Any, device: torch.device) -> Result:
     """Return a point's result, from the cache or measured and kept. Runs in a worker or here."""
-    key = experiment.identity(point) | {"device": device.type}
+    key = _key(experiment, point, device)
     cache = PointCache(point_cache(experiment.chapter))
     return cache.get(key, lambda: experiment.run(point, device))
 
@@ -213,14 +218,14 @@ def _record_rows(
     experiment: Experiment, part: Part, rows: list[Row], device: torch.device, folder: Path,
     meta: dict[str, Any],
 ) -> None:  # fmt: skip
-    keys = [k for k in (*rows[0].key, "metric") if k != "seeds"]  # a column of every record
-    record = MeasuredTable(folder / f"{part.table}.csv", keys)
-    missing = [row for row in rows if not is_recorded(record, row)]
+    record = record_of(part.table, rows[0].key, folder)
+    recorded = record.frame()
+    missing = [row for row in rows if not is_recorded(record, row, recorded)]
     done = len(rows) - len(missing)
     report_progress(f"{part.table}: {done} of {len(rows)} points are recorded already")
     points = [point for row in missing for point in row.points]
-    label, workers = f"{part.name or part.table} ", 1 if part.alone else None
-    stream = experiment.finish(points, device, label, workers)
+    workers = 1 if part.alone else None
+    stream = experiment.finish(points, device, f"{part.name or part.table} ", workers)
     for row in missing:
         started = time.perf_counter()
         results = [next(stream)[1] for _ in row.points]
@@ -229,7 +234,16 @@ def _record_rows(
         record.add(row.key, values, seconds=seconds, seeds=row.seeds, **meta)
 
 
-def is_recorded(record: MeasuredTable, row: Row) -> bool:
-    """Return whether the record has a row; of a computed one, whether it has all of its metrics."""
-    metrics = set(record.rows_of(row.key)["metric"])
+def record_of(table: str, key: dict[str, Any], folder: Path = MEASURED) -> MeasuredTable:
+    """Return the record of 'paper/table' whose rows have the columns of a key."""
+    keys = [k for k in (*key, "metric") if k != "seeds"]  # a column of every record
+    return MeasuredTable(folder / f"{table}.csv", keys)
+
+
+def is_recorded(record: MeasuredTable, row: Row, frame: pd.DataFrame) -> bool:
+    """Return whether the record has a row; of a computed one, whether it has all of its metrics.
+
+    `frame` is the record as it was read once for all rows.
+    """
+    metrics = set(record.rows_of(row.key, frame)["metric"])
     return set(row.values([])) <= metrics if not row.points else bool(metrics)

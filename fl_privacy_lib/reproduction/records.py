@@ -107,9 +107,14 @@ class MeasuredTable:
             return pd.DataFrame(columns=columns)
         return read_record(self.path, columns)
 
-    def rows_of(self, point: dict[str, Any]) -> pd.DataFrame:
-        """Return the rows whose key columns equal the point's values, compared as text."""
-        table = self.frame()
+    def rows_of(self, point: dict[str, Any], frame: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Return the rows whose key columns equal the point's values, compared as text.
+
+        Parameters
+        ----------
+        frame : all rows, where they were read before; None: they are read now
+        """
+        table = self.frame() if frame is None else frame
         mask = np.ones(len(table), dtype=bool)
         for name, value in point.items():
             mask &= (table[name] == _text(value)).to_numpy()

@@ -6,12 +6,10 @@ Nothing is random here, so a row is one value: its standard deviation is 0 and i
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from fl_privacy_lib.chapters.counting_privacy.grid import TABLES, cell_row, cells
 from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.counting_privacy.statements import STATEMENTS, statement_rows
-from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
+from fl_privacy_lib.reproduction.experiment import Experiment, Part, Row
 from fl_privacy_lib.reproduction.statements import computed_row
 
 
@@ -25,14 +23,6 @@ class CountingExperiment(Experiment):
         """Return the accounting tables and the statements; no setting changes them."""
         tables = [Part(table, partial(_cells, table)) for table in TABLES]
         return [*tables, Part(STATEMENTS, lambda _: [case.row() for case in statement_rows()])]
-
-    def run(self, point: object, device: torch.device) -> Result:
-        """Refuse: there is nothing to run."""
-        raise NotImplementedError
-
-    def words(self, point: object, result: Result) -> str:
-        """Refuse: there is nothing to report."""
-        raise NotImplementedError
 
 
 def _cells(table: str, _: tuple[str, ...]) -> list[Row]:

@@ -49,7 +49,7 @@ class FedSelExperiment(Experiment):
     def words(self, point: Any, result: Result) -> str:
         """Return the arm and its accuracy, or the mechanism's settings."""
         if not isinstance(point, fedsel.Training):
-            return " ".join(str(value) for value in self.identity(point).values())
+            return super().words(point, result)
         accuracy = float(np.mean(result["curve"][:, -1]))
         setting = f"{point.dataset} {point.model} {point.method} ε = {point.epsilon:g}"
         return f"{setting} η = {point.server_lr:g}: accuracy {accuracy:.4f}"

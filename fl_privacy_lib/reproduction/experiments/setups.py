@@ -31,11 +31,6 @@ class Setup:
     split: Split
     clients: int = 1000
 
-    @property
-    def model(self) -> str:
-        """The network: the papers' CNN for images, their MLP for vectors."""
-        return network_for(self.shape)
-
 
 def network_for(shape: tuple[int, ...]) -> str:
     """Return the name of the network that the papers train on examples of a shape."""

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import one_of
+from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import Partition
 from fl_privacy_lib.defenses import Defense, pruned
 from fl_privacy_lib.defenses.clipping import Gradient
@@ -282,7 +283,7 @@ def _clock(checkpoint: Path) -> Path:
 def _after_round(checkpoint: Path, started: float, report: RoundReport) -> None:
     """Write the time after a round that was looked at, and end a training that has broken."""
     if report.accuracy is not None:
-        _clock(checkpoint).write_text(str(time.perf_counter() - started))
+        write_atomically(_clock(checkpoint), str(time.perf_counter() - started).encode())
         end_if_not_finite(checkpoint)
 
 
@@ -346,5 +347,4 @@ def train(
     if point.watched:
         result["norms"] = norms.table(plan.rounds, plan.local_iterations)
     result["seconds"] = time.perf_counter() - started
-    _clock(checkpoint).write_text(str(result["seconds"]))
     return result

@@ -211,6 +211,8 @@ def test_ctrl_c_ends_every_worker(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # whoever runs the tests may ignore Ctrl-C (nohup does), and a process inherits that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         until = time.monotonic() + 200

@@ -2,7 +2,7 @@
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest
+from scipy.stats import norm
 from skimage.metrics import structural_similarity
 
 from fl_privacy_lib._checks import InputError, in_range
@@ -89,12 +89,15 @@ def matched(reconstruction: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return reconstruction[row[np.argsort(column)]]
 
 
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson_interval(
+    successes: float, trials: float, confidence: float = 0.95
+) -> tuple[float, float]:
     """Return Wilson's score interval of a success rate.
 
     Parameters
     ----------
-    successes, trials : int, 0 ≤ successes ≤ trials, trials > 0
+    successes, trials : float, 0 ≤ successes ≤ trials, trials ≥ 1
+        Whole numbers, or effective ones.
     confidence : float in (0, 1)
 
     Raises
@@ -118,5 +121,10 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
             "and trials ≥ 1."
         )
     in_range(1e-9, 1 - 1e-9, confidence=confidence)
-    low, high = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
-    return float(low), float(high)
+    z = float(norm.ppf((1 + confidence) / 2))
+    rate, weight = successes / trials, z**2 / trials
+    centre = rate + weight / 2
+    half = z * (rate * (1 - rate) / trials + weight / (4 * trials)) ** 0.5
+    # rounding must not put a bound on the wrong side of the rate
+    low, high = (centre - half) / (1 + weight), (centre + half) / (1 + weight)
+    return min(max(low, 0.0), rate), max(min(high, 1.0), rate)

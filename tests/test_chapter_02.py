@@ -16,7 +16,7 @@ from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.data import load
 from fl_privacy_lib.defenses import Clip, Defense, PerExample
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction import claims, experiment
+from fl_privacy_lib.reproduction import checks, claims, comparison, experiment
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
 from fl_privacy_lib.reproduction.experiments.cells import Cell, clients_data, scene
 from fl_privacy_lib.reproduction.paths import MEASURED
@@ -251,16 +251,16 @@ def test_a_bound_may_be_another_metric_of_the_same_cell():
         for m, v in (("mse", a), ("guess", b))
     ]
     test = {"check": "at_most", "metric": "mse", "bound": "guess"}
-    assert claims.check(test, {}, pd.DataFrame(rows)) == [True, False]
-    assert claims.check(test | {"check": "shown"}, {}, pd.DataFrame(rows)) == [False, True]
+    assert checks.check(test, {}, pd.DataFrame(rows)) == [True, False]
+    assert checks.check(test | {"check": "shown"}, {}, pd.DataFrame(rows)) == [False, True]
 
 
 def test_values_may_be_published_under_another_name(tmp_path):
     record(
         tmp_path, "fed_alpha_cdp/table_3_rest", rest(dataset="lfw", method="adaclip", arm="naive")
     )
-    frame = claims.measured("fed_alpha_cdp/table_3_rest", tmp_path)
+    frame = comparison.measured("fed_alpha_cdp/table_3_rest", tmp_path)
     test = {"check": "values", "published": "fed_alpha_cdp/table_3"}
-    held = claims.check(test, {"table": "fed_alpha_cdp/table_3_rest"}, frame)
+    held = checks.check(test, {"table": "fed_alpha_cdp/table_3_rest"}, frame)
     # all three types succeed; no distance and no iterations
     assert len(held) == 9 and sum(held) == 3

@@ -18,6 +18,7 @@ from fl_privacy_lib.chapters.counting_privacy import statements
 from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.counting_privacy.run import EXPERIMENT
 from fl_privacy_lib.reproduction import claims, experiment, figures, tables
+from fl_privacy_lib.reproduction.comparison import compare, measured, select
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import _text
@@ -117,7 +118,7 @@ def test_every_method_of_the_parameters_is_stated(method):
 
 @pytest.mark.parametrize("table", RECORDED)
 def test_every_point_is_recorded_once(points, table):
-    record = claims.measured(table)
+    record = measured(table)
     assert len(record) == sum(len(metrics) for _, metrics in points[table])
     keys = [*points[table][0][0], "metric"]
     assert not record.duplicated(keys).any()
@@ -126,14 +127,12 @@ def test_every_point_is_recorded_once(points, table):
 
 @pytest.mark.parametrize("table", RECORDED)
 def test_a_sample_of_the_records_is_recomputed_exactly(points, table):
-    record = claims.measured(table)
+    record = measured(table)
     chosen = sorted({0, len(points[table]) - 1, *range(0, len(points[table]), STRIDE)})
     for index in chosen:
         key, metrics = points[table][index]
         for metric, value in metrics.items():
-            rows = claims.select(
-                record, {name: _text(v) for name, v in key.items()} | {"metric": metric}
-            )
+            rows = select(record, {name: _text(v) for name, v in key.items()} | {"metric": metric})
             assert len(rows) == 1
             assert _text(float(rows["mean"].iloc[0])) == _text(value), (table, key, metric)
 
@@ -229,7 +228,7 @@ def test_verdicts_can_fail(tmp_path):
 
 
 def test_a_cell_that_is_not_understood_never_counts():
-    compared = claims.compare("fed_alpha_cdp/table_11", claims.measured("fed_alpha_cdp/table_11"))
+    compared = compare("fed_alpha_cdp/table_11", measured("fed_alpha_cdp/table_11"))
     ran = [c for c in compared if c.cell and not c.held]
     near = [c for c in ran if float(c.printed["value"]) == c.cell[c.printed["metric"]]]
     assert len(near) == 1 and near[0].cell["method"].endswith("cyclic")
@@ -243,7 +242,7 @@ def test_the_table_of_a_page_shows_every_recorded_cell():
     for table in chapter.TABLES:
         shown = names["accounted"](table)
         assert len(shown.columns) == len(shown.rows[0])
-        assert sum(len(row[1].split("; ")) for row in shown.rows) == len(claims.measured(table))
+        assert sum(len(row[1].split("; ")) for row in shown.rows) == len(measured(table))
         texts = set(load_published(table)["value"]) | set(
             load_published(table).get("target_epsilon", [])
         )

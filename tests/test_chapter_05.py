@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fed_cdp_scenes import EveryRate
+from fed_cdp_scenes import EVERYTHING
 
 from fl_privacy_lib import audit
 from fl_privacy_lib.chapters.fed_cdp import grid as fed_cdp_grid
@@ -22,7 +22,8 @@ from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
 from fl_privacy_lib.chapters.fed_cdp.grid import PARTS
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
-from fl_privacy_lib.reproduction import claims, experiment, loading
+from fl_privacy_lib.reproduction import claims, comparison, experiment, loading
+from fl_privacy_lib.reproduction.comparison import compare, measured, select
 from fl_privacy_lib.reproduction.experiments import training as training
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.experiments.training import Training
@@ -67,7 +68,7 @@ def record(folder, names):
     rows = {}
     for name in names:
         part = PARTS[name]
-        for cell in (c for dataset in part.datasets for c in part.make(FULL, dataset, EveryRate())):
+        for cell in (c for dataset in part.datasets for c in part.make(FULL, dataset, EVERYTHING)):
             keys = {k: v for k, v in cell.key.items() if k != "seeds"}
             for metric, values in cell.values([made_up(cell.points[0])]).items():
                 meta = {"seeds": cell.seeds, "seconds": 0.0}
@@ -93,23 +94,23 @@ def folder(tmp_path_factory):
 def test_a_recorded_row_is_read_back_as_the_point_it_was_made_of(folder):
     for name in ("table_2_100_5", "noise", "table_4"):
         part = PARTS[name]
-        wanted = {cell.points[0] for d in part.datasets for cell in part.make(FULL, d, EveryRate())}
+        wanted = {cell.points[0] for d in part.datasets for cell in part.make(FULL, d, EVERYTHING)}
         points = {
             fed_cdp_rows.point_of(c)
-            for c in claims.cells(claims.measured(f"fed_cdp/{part.table}", folder))
+            for c in comparison.cells(measured(f"fed_cdp/{part.table}", folder))
         }
         assert wanted <= points
-    held = claims.cells(claims.measured("fed_cdp/learning_rates", folder))
+    held = comparison.cells(measured("fed_cdp/learning_rates", folder))
     assert all(fed_cdp_rows.point_of(c).held_out for c in held)
 
 
 def test_cells_hold_every_metric_of_their_rows(folder):
-    frame = claims.measured("fed_cdp/table_2", folder)
-    for cell in claims.cells(frame):
+    frame = measured("fed_cdp/table_2", folder)
+    for cell in comparison.cells(frame):
         assert cell["accuracy"] == pytest.approx(accuracy_at(fed_cdp_rows.point_of(cell)), rel=1e-4)
         assert cell["diverged"] == 0 and cell["rounds_run"] == 100
-    assert len(claims.cells(frame)) == len(frame) / frame["metric"].nunique()
-    assert claims.cells(frame, {"method": "no such"}) == []
+    assert len(comparison.cells(frame)) == len(frame) / frame["metric"].nunique()
+    assert comparison.cells(frame, {"method": "no such"}) == []
 
 
 def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
@@ -133,7 +134,7 @@ def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
 
 
 def test_the_nearest_cell_is_of_the_same_arm(folder):
-    cells = claims.cells(claims.measured("fed_cdp/table_2", folder))
+    cells = comparison.cells(measured("fed_cdp/table_2", folder))
     point = Training("mnist", "fed_cdp", "code", participants=9, rounds=4, local_iterations=50)
     nearest = fed_cdp_rows.nearest_cell(point, cells)
     assert (
@@ -193,8 +194,8 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
 
 
 def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
-    frame = claims.select(claims.measured("fed_cdp/table_2", folder), {"local_iterations": "100"})
-    comparisons = claims.compare("fed_cdp/table_2", frame)
+    frame = select(measured("fed_cdp/table_2", folder), {"local_iterations": "100"})
+    comparisons = compare("fed_cdp/table_2", frame)
     ran = [c for c in comparisons if c.cell is not None]
     assert {(c.printed["clients"], c.printed["participation"]) for c in ran} == {
         ("100", "0.05"),
@@ -209,12 +210,12 @@ def test_every_published_accuracy_is_met_once_or_is_not_run(folder):
         assert claims.judge([c]).status is (Status.REPRODUCED if held else Status.NOT_REPRODUCED)
         assert c.cell["method"] == c.printed["method"]
     assert {c.held for c in ran} == {True, False}
-    empty = claims.compare("fed_cdp/table_2", frame.iloc[:0])
+    empty = compare("fed_cdp/table_2", frame.iloc[:0])
     assert len(empty) == 48 and all(c.cell is None for c in empty)
 
 
 def test_a_smaller_population_is_a_reduced_setting(folder):
-    comparisons = claims.compare("fed_cdp/table_4", claims.measured("fed_cdp/table_4", folder))
+    comparisons = compare("fed_cdp/table_4", measured("fed_cdp/table_4", folder))
     words = {
         (c.printed["dataset"], claims.judge([c]).status is Status.REDUCED_SETTING)
         for c in comparisons
@@ -227,7 +228,7 @@ def test_a_smaller_population_is_a_reduced_setting(folder):
 
 
 def test_the_curve_holds_each_training_once_in_the_order_of_its_noise(folder):
-    tables = {name: claims.measured(f"fed_cdp/{name}", folder) for name in ("noise", "table_2")}
+    tables = {name: measured(f"fed_cdp/{name}", folder) for name in ("noise", "table_2")}
     points = fed_cdp_rows.noise_points(tables)
     assert [p.x for p in points] == sorted(p.x for p in points)
     assert len({p.point for p in points}) == len(points)
@@ -349,7 +350,7 @@ MANY = tuple(name for name in PARTS if not name.startswith("table_2_10000"))
 def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, monkeypatch):
     """Every cell runs on digits at the smallest settings, whatever is recorded; all is trained."""
     record(tmp_path, parts)
-    for function in (claims.measured, claims.verdict, run.chosen_rates):
+    for function in (measured, claims.verdict, run.recorded_rates):
         monkeypatch.setattr(function, "__defaults__", (tmp_path,))
     for module in (experiment, run):
         monkeypatch.setattr(module, "point_cache", lambda chapter: kept)

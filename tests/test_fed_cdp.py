@@ -8,23 +8,28 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fed_cdp_scenes import EveryRate
+from fed_cdp_scenes import EVERYTHING, NOTHING
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters.fed_cdp import grid as fed_cdp_grid
 from fl_privacy_lib.chapters.fed_cdp import run
 from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
-from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PAPER, PARTS, RATES
+from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PARTS
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.rates import RATES, Recorded, best_rates, with_rate
 from fl_privacy_lib.federated import example_gradients
 from fl_privacy_lib.federated.stacked_participation import local_noise
 from fl_privacy_lib.models import init_glorot, mlp, parameters_of, training_cnn
 from fl_privacy_lib.reproduction import experiment
-from fl_privacy_lib.reproduction.claims import check, load_claims, measured
+from fl_privacy_lib.reproduction.checks import check
+from fl_privacy_lib.reproduction.claims import load_claims
+from fl_privacy_lib.reproduction.comparison import measured
 from fl_privacy_lib.reproduction.experiment import Row
 from fl_privacy_lib.reproduction.experiments import training as fed_cdp
 from fl_privacy_lib.reproduction.experiments.training import NormWatch, NotFinite, Training
+from fl_privacy_lib.reproduction.experiments.training import point_of as training_of
 from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.search import STEPS, rate_at
 from fl_privacy_lib.reproduction.verdict import published_setting
 
 CPU = torch.device("cpu")
@@ -80,7 +85,7 @@ def test_as_coded_is_the_released_codes_noise_and_rate():
         0.05,
         pytest.approx(0.4),
     )
-    assert fed_cdp_grid.with_rate(point, {}) == point
+    assert with_rate(point, {}) == point
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -153,18 +158,27 @@ def test_seeds_differ_and_their_accuracies_stand_in_order(tmp_path):
     assert both["accuracy"][1] == second["accuracy"][0] != both["accuracy"][0]
 
 
-def test_what_is_held_out_is_not_trained_on_and_is_the_same_for_all():
+@pytest.mark.parametrize(("small", "folds"), [(5000, 5), (1000, 10)])
+def test_what_is_held_out_is_not_trained_on_and_is_the_same_for_all(small, folds, monkeypatch):
+    monkeypatch.setattr(fed_cdp, "SMALL", small)
     scenes = [
         fed_cdp.scene(replace(SMALL, held_out=True, method=m), s, CPU)
-        for m, s in (("fed_cdp", 0), ("dssgd", 7))
+        for m, s in (("fed_cdp", 0), ("dssgd", folds))
     ]
     whole = fed_cdp.scene(SMALL, 0, CPU)
     assert torch.equal(scenes[0].evaluation[0], scenes[1].evaluation[0])
     images = (scenes[0].train[0], scenes[0].evaluation[0], whole.train[0])
     train, out, all_ = ([image.numpy().tobytes() for image in x] for x in images)
-    assert len(out) == len(all_) // 10 and len(scenes[0].test[1]) == 0
+    assert len(out) == len(all_) // folds and len(scenes[0].test[1]) == 0
     assert sorted(train + out) == sorted(all_)
     assert scenes[0].partition.examples == len(train)
+    # every seed holds out another part
+    parts = [
+        fed_cdp.scene(replace(SMALL, held_out=True), s, CPU).evaluation[0] for s in range(folds)
+    ]
+    assert len({image.numpy().tobytes() for part in parts for image in part}) > 0.99 * sum(
+        map(len, parts)
+    )
 
 
 def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
@@ -374,7 +388,7 @@ def test_images_that_are_too_small_get_one_sentence():
 def test_every_part_has_cells_with_keys_of_their_own(name):
     part = PARTS[name]
     for dataset in part.datasets:
-        cells = part.make(FULL, dataset, EveryRate())
+        cells = part.make(FULL, dataset, EVERYTHING)
         keys = [tuple(cell.key.items()) for cell in cells]
         assert keys and len(set(keys)) == len(keys)
         assert len({tuple(cell.key) for cell in cells}) == 1
@@ -385,7 +399,7 @@ def test_parts_of_one_table_have_the_same_columns():
     for part in PARTS.values():
         for dataset in part.datasets:
             columns.setdefault(part.table, set()).add(
-                tuple(part.make(FULL, dataset, EveryRate())[0].key)
+                tuple(part.make(FULL, dataset, EVERYTHING)[0].key)
             )
     assert all(len(layouts) == 1 for layouts in columns.values())
 
@@ -397,17 +411,20 @@ def test_every_published_accuracy_has_its_cells(table):
     parts = [part for part in PARTS.values() if part.table == table]
     cells = {
         tuple(
-            f"{cell.key[k]:g}" if isinstance(cell.key[k], float) else str(cell.key[k]) for k in keys
+            f"{cell.key[k]:g}"
+            if isinstance(cell.key[k], float)
+            else str(cell.key[k]).removesuffix("_z")
+            for k in keys
         )
         for part in parts
         for d in part.datasets
-        for cell in part.make(FULL, d, EveryRate())
+        for cell in part.make(FULL, d, EVERYTHING)
     }
     assert {tuple(row) for row in printed[keys].to_numpy()} <= cells
 
 
 def test_every_arm_gets_the_same_effort():
-    cells = PARTS["learning_rates"].make(FULL, "mnist", {})
+    cells = PARTS["learning_rates"].make(FULL, "mnist", NOTHING)
     tried = pd.DataFrame([cell.key for cell in cells]).groupby(
         ["method", "setting", "noise_scale", "local_iterations"]
     )
@@ -417,20 +434,41 @@ def test_every_arm_gets_the_same_effort():
     assert efforts == {(5, 10, True, 1)}
 
 
-def test_every_rate_is_tried_where_the_tables_stand():
-    wanted = {
-        (end, dataset) for end in ("", "_images") for dataset in PARTS[f"every_rate{end}"].datasets
-    }
-    assert {dataset for _, dataset in wanted} == set(PAPER)
-    for end, dataset in wanted:
-        cells = {cell.points[0] for cell in PARTS[f"every_rate{end}"].make(FULL, dataset, {})}
-        for name in (f"table_1{end}", f"table_4{end}", f"table_5{end}"):
-            assert dataset in PARTS[name].datasets
-            shared = [cell.points[0] for cell in PARTS[name].make(FULL, dataset, EveryRate())]
-            shared = [point for point in shared if point.clip_norm == 4 and point.noise_scale == 6]
-            assert shared and all(
-                replace(point, local_lr=rate) in cells for point in shared for rate in RATES
-            )
+def test_a_searched_cell_has_its_trainings_in_its_own_population():
+    """Every rate is tried on held-out data in the cell itself; the row is judged at three seeds."""
+    for name in ("table_2_100_20", "table_1", "table_4", "table_5", "table_4_large"):
+        part, tries = PARTS[name], PARTS[f"search_{name}"]
+        for dataset in part.datasets:
+            judged = {row.points[0] for row in part.make(FULL, dataset, EVERYTHING)}
+            tried = {row.points[0] for row in tries.make(FULL, dataset, EVERYTHING)}
+            cells = {replace(p, local_lr=0.0, rounds=0, seeds=1, held_out=True) for p in tried}
+            assert all(p.held_out for p in tried)
+            for point in (p for p in judged if p.setting != "as_coded"):
+                assert (point.seeds, point.held_out, point.local_lr) == (3, False, 0.0158)
+                assert replace(point, local_lr=0.0, rounds=0, seeds=1, held_out=True) in cells
+
+
+def test_nothing_is_judged_before_its_search_is_done():
+    assert PARTS["table_4"].make(FULL, "cancer", NOTHING) == []
+    asked = PARTS["search_table_4"].make(FULL, "cancer", NOTHING)
+    # the middle cell in both readings, all seven rates in full, five folds; the others wait
+    assert len(asked) == 2 * 7
+    assert {(p.clip_norm, p.rounds, p.seeds) for row in asked for p in row.points} == {(4, 3, 5)}
+    (first,) = {p.rounds for r in PARTS["search_table_2_100_10"].make(FULL, "mnist", NOTHING)
+                for p in r.points}  # fmt: skip
+    assert first == 10
+
+
+def made_up_accuracy(value):
+    names = "accuracy test_accuracy guess evaluated rounds_run diverged growth".split()
+    return {name: np.array([value]) for name in names}
+
+
+def test_a_large_round_takes_the_rate_of_the_largest_searched_cell():
+    rows = PARTS["table_2_1000_200"].make(FULL, "mnist", EVERYTHING)
+    assert {row.points[0].seeds for row in rows} == {1}
+    assert "search_table_2_1000_200" not in PARTS
+    assert rows[0].values([made_up_accuracy(0.5)])["searched"]["mean"] == 0
 
 
 def rates_frame(scores, **changes):
@@ -453,24 +491,20 @@ def rates_frame(scores, **changes):
 
 def test_the_best_rate_is_the_smaller_of_equal_ones_and_needs_a_whole_grid():
     arm = ("mnist", "fed_cdp", "code", "6", "100")
-    assert fed_cdp_grid.best_rates(rates_frame([0.1, 0.5, 0.5, 0.2, 0.1])) == {arm: RATES[1]}
-    assert fed_cdp_grid.best_rates(rates_frame([0.1, 0.5, 0.5, 0.2])) == {}
-    assert fed_cdp_grid.best_rates(rates_frame([])) == {}
+    assert best_rates(rates_frame([0.1, 0.5, 0.5, 0.2, 0.1])) == {arm: RATES[1]}
+    assert best_rates(rates_frame([0.1, 0.5, 0.5, 0.2])) == {}
+    assert best_rates(rates_frame([])) == {}
 
 
 def test_a_point_takes_its_arms_rate_or_says_what_is_missing():
-    rates = fed_cdp_grid.best_rates(rates_frame([0.1, 0.2, 0.9, 0.2, 0.1]))
+    recorded = Recorded(best_rates(rates_frame([0.1, 0.2, 0.9, 0.2, 0.1])), {})
     point = Training("mnist", "fed_cdp", "code")
-    assert fed_cdp_grid.with_rate(point, rates).local_lr == RATES[2]
-    assert fed_cdp_grid.with_rate(replace(point, method="median_clip"), rates).local_lr == RATES[2]
-    assert (
-        fed_cdp_grid.with_rate(replace(point, noise_scale=2.0), rates, like=point).local_lr
-        == RATES[2]
-    )
+    assert with_rate(point, recorded).local_lr == RATES[2]
+    assert with_rate(replace(point, method="median_clip"), recorded).local_lr == RATES[2]
     with pytest.raises(
         InputError, match="printed, 6, 100 is not chosen yet: record the part learning_rates"
     ):
-        fed_cdp_grid.with_rate(replace(point, setting="printed"), rates)
+        with_rate(replace(point, setting="printed"), recorded)
 
 
 def test_norms_are_summed_up_by_tenths():
@@ -484,37 +518,33 @@ def test_norms_are_summed_up_by_tenths():
 # ---- recording and ledger ------------------------------------------------------------------------
 
 
-def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeypatch):
-    smoke = FedCdp.of_profile("smoke", dataset="cancer", device="cpu")
-    monkeypatch.setattr(fed_cdp_grid, "ARMS", ARMS[:1])
+def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeypatch, capsys):
+    smoke = FedCdp.of_profile("smoke", dataset="cancer", device="cpu", seeds=3)
     monkeypatch.setattr(run, "point_cache", lambda chapter: tmp_path / "points")
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "points")
     monkeypatch.setattr(experiment.os, "cpu_count", lambda: 1)
-    record(smoke, "learning_rates", tmp_path)
-    frame = measured("fed_cdp/learning_rates", tmp_path)
-    assert set(frame["local_lr"].astype(float)) == set(RATES) and set(frame["profile"]) == {"smoke"}
-    assert list(run.chosen_rates(tmp_path)) == [
-        ("cancer", "non_private", "not_applicable", "6", "2")
-    ]
-    record(smoke, "fed_cdp/table_1", tmp_path)
+    record(smoke, "table_1", tmp_path)
+    assert "no learning rate is chosen yet; record its search first" in capsys.readouterr().err
+    record(smoke, "search_table_1", tmp_path)
+    tries = measured("fed_cdp/search", tmp_path).query("metric == 'accuracy'")
+    rates = sorted(tries["local_lr"].astype(float))
+    assert set(rates) >= {rate_at(step) for step in STEPS} and set(tries["held_out"]) == {"True"}
+    record(smoke, "table_1", tmp_path)
     row = measured("fed_cdp/table_1", tmp_path).query("metric == 'accuracy'").iloc[0]
-    assert (row["clients"], row["participants"], row["rounds"], row["seeds"]) == (
-        "1000",
-        "100",
-        "1",
-        "1",
-    )
+    keys = ["clients", "participants", "rounds", "seeds"]
+    assert list(row[keys]) == ["1000", "100", "1", "3"] and float(row["local_lr"]) in rates
+    assert list(run.recorded_rates(tmp_path).tried) == [
+        replace(training_of(row), rounds=0, local_lr=0.0, held_out=True, seeds=1)
+    ]
     before = (tmp_path / "fed_cdp" / "table_1.csv").read_text()
     record(smoke, "table_1", tmp_path)
     assert (tmp_path / "fed_cdp" / "table_1.csv").read_text() == before
-    with pytest.raises(InputError, match="not chosen yet"):
-        record(smoke, "table_4", tmp_path)
 
 
 def test_an_unknown_part_is_refused():
     with pytest.raises(
         InputError,
-        match="records no 'table_9'; it records fed_cdp/statements, learning_rates, table_2",
+        match="records no 'table_9'; it records fed_cdp/statements, learning_rates, search_table_2",
     ):
         record(FULL, "table_9")
     with pytest.raises(InputError, match=r"learning rate of digits.* is not chosen yet"):
@@ -525,7 +555,7 @@ def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():
     cells: dict[str, list[Row]] = {}
     for part in PARTS.values():
         cells.setdefault(f"fed_cdp/{part.table}", []).extend(
-            c for d in part.datasets for c in part.make(FULL, d, EveryRate())
+            c for d in part.datasets for c in part.make(FULL, d, EVERYTHING)
         )
     for entry in load_claims():
         if (
@@ -560,9 +590,13 @@ def test_the_best_level_is_looked_for_in_whole_series():
         "on": ["dataset"],
     }
 
-    def held(*scores):
-        rows = [{"dataset": d, "clip": c, "metric": "accuracy", "mean": m} for d, c, m in scores]
-        return check(test, {}, pd.DataFrame(rows))
+    def held(*scores, std=0.0):
+        rows = [
+            {"dataset": d, "clip": c, "metric": "accuracy", "mean": m, "std": std, "n": "3",
+             "seeds": "3", "unfair": "", "learns": True}
+            for d, c, m in scores
+        ]  # fmt: skip
+        return [o.held for o in check(test, "", pd.DataFrame(rows))]
 
     assert held(("a", "1", 0.5), ("a", "2", 0.6), ("a", "4", 0.1)) == [True]
     assert held(("a", "1", 0.7), ("a", "2", 0.6), ("a", "4", 0.1)) == [False]
@@ -572,3 +606,5 @@ def test_the_best_level_is_looked_for_in_whole_series():
     assert held(
         *[("a", c, 0.1) for c in "124"], ("b", "1", 1.0), ("b", "2", 0.0), ("b", "4", 0.0)
     ) == [True, False]
+    # the best is not surely better
+    assert held(("a", "1", 0.7), ("a", "2", 0.6), ("a", "4", 0.1), std=0.1) == [None]

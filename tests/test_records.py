@@ -12,7 +12,7 @@ import pytest
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import atomic_file, write_atomically
-from fl_privacy_lib.reproduction.claims import measured
+from fl_privacy_lib.reproduction.comparison import measured
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache
 

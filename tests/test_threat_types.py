@@ -10,7 +10,7 @@ from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
 from fl_privacy_lib.chapters.threat_types.run import EXPERIMENT
 from fl_privacy_lib.data import load
-from fl_privacy_lib.reproduction.claims import measured, select
+from fl_privacy_lib.reproduction.comparison import measured, select
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
 from fl_privacy_lib.reproduction.experiments.setups import clients_of
 from fl_privacy_lib.reproduction.paths import decoded_cache

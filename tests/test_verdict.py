@@ -16,6 +16,7 @@ from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.chapters.adaptive_attacks import reading as adaptive_rows
 from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
 from fl_privacy_lib.reproduction import book, claims, figures, summary, tables
+from fl_privacy_lib.reproduction.comparison import compare, measured
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS, ROOT
 from fl_privacy_lib.reproduction.published import has_published
 from fl_privacy_lib.reproduction.verdict import (
@@ -148,7 +149,7 @@ def test_every_table_with_a_claim_or_a_published_twin_has_a_setting():
     claimed = {entry["table"] for entry in claims.load_claims() if "table" in entry}
     assert set(KNOWN) == claimed | {table for table in TABLES if has_published(table)}
     for table, setting in KNOWN.items():
-        assert setting and set(setting) <= set(claims.measured(table)), table
+        assert setting and set(setting) <= set(measured(table)), table
 
 
 SIZES = ("victims", "rounds", "folds", "repetitions", "draws", "examples", "delta")
@@ -164,7 +165,7 @@ def test_what_could_be_reduced_is_named():
     """A table's sizes stand in its setting, but for FedSel's (from b) and those of single cases."""
     for table, setting in KNOWN.items():
         free = {FREE.get(table), FREE.get(table.partition("/")[0])}
-        assert set(SIZES) & set(claims.measured(table)) <= set(setting) | free, table
+        assert set(SIZES) & set(measured(table)) <= set(setting) | free, table
 
 
 def test_without_a_known_setting_nothing_counts(monkeypatch):
@@ -229,7 +230,12 @@ def pages(monkeypatch):
 
     monkeypatch.setattr(tables.Table, "__init__", noted)
 
-    readers = [claims.measured, claims.verdict, adaptive_rows.table_3, adaptive_rows.table_3_frame]
+    readers = [
+        measured,
+        claims.verdict,
+        adaptive_rows.table_3,
+        adaptive_rows.table_3_frame,
+    ]
 
     def draw(folder, only=""):
         drawn.clear()
@@ -297,7 +303,7 @@ def test_rows_of_a_table_that_ran_at_less_are_reproduced_nowhere(table, column, 
     """Values and claims: each column of each published table's setting, and other data."""
     reduced(table, tmp_path, column)
     for metric in ("", "accuracy"):
-        compared = claims.compare(table, claims.measured(table, tmp_path), metric)
+        compared = compare(table, measured(table, tmp_path), metric)
         statuses = {claims.judge([c]).status for c in compared}
         assert statuses <= {Status.REDUCED_SETTING, Status.NOT_RUN}
     for entry in claims.load_claims():
@@ -308,7 +314,7 @@ def test_rows_of_a_table_that_ran_at_less_are_reproduced_nowhere(table, column, 
 
 @pytest.mark.parametrize("table", [t for t in KNOWN if not has_published(t)])
 def test_so_are_claims_about_our_own_tables(table, tmp_path):
-    for column in dict.fromkeys([*KNOWN[table], *({"dataset"} & set(claims.measured(table)))]):
+    for column in dict.fromkeys([*KNOWN[table], *({"dataset"} & set(measured(table)))]):
         reduced(table, tmp_path, column)
         for entry in claims.load_claims():
             if entry.get("table") == table:

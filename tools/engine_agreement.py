@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from fl_privacy_lib.chapters.fed_cdp.reading import point_of
-from fl_privacy_lib.reproduction.claims import measured, select
+from fl_privacy_lib.reproduction.comparison import measured, select
 from fl_privacy_lib.reproduction.devices import device_name
 from fl_privacy_lib.reproduction.experiments.training import Training, train
 from fl_privacy_lib.reproduction.paths import MEASURED

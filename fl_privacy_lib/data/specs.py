@@ -5,7 +5,7 @@ function that makes the parts of a `Dataset` from what the decoder returns.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -314,3 +314,16 @@ DATASETS: dict[str, Spec] = {
         "syn-H", 100_000, 300, ", as for syn-L, since the paper gives none for syn-H"
     ),
 }
+
+
+def _standardised(spec: Spec) -> Spec:
+    """Return a tabular data set with z-scores in place of its scaled columns."""
+    return replace(
+        spec,
+        title=f"{spec.title}, z-scored",
+        build=lambda arrays: splits.standardised(spec.build(arrays)),
+        note=f"{spec.note} Then each column is z-scored over the training records.",
+    )
+
+
+DATASETS |= {f"{name}_z": _standardised(DATASETS[name]) for name in ("adult", "cancer")}

@@ -128,6 +128,24 @@ def scaled_by_training(parts: Parts) -> Parts:
     )
 
 
+def standardised(parts: Parts) -> Parts:
+    """Return tabular parts with each column at mean 0 and deviation 1 over the training examples.
+
+    A constant column becomes 0.
+    """
+    mean, std = parts.train_x.mean(axis=0), parts.train_x.std(axis=0)  # [F]
+
+    def scale(x: np.ndarray) -> np.ndarray:
+        return ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
+
+    return replace(
+        parts,
+        train_x=scale(parts.train_x),
+        validation_x=scale(parts.validation_x),
+        test_x=scale(parts.test_x),
+    )
+
+
 def build_lfw(arrays: Arrays) -> Parts:
     """Return 2,267 / 756 / 0 faces [N, 3, 32, 32]."""
     return cut_three_to_one(

@@ -22,7 +22,7 @@ from fl_privacy_lib.reproduction.execution import (
 )
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.settings import Settings
-from fl_privacy_lib.reproduction.tables import Table, claims_table, summary_table
+from fl_privacy_lib.reproduction.tables import Table, claims_table, summary_table, values_table
 
 Chapters = Mapping[str, type[Settings]]  # number → settings class
 
@@ -139,7 +139,7 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
 
 def claims_page(chapters: Chapters) -> str:
     """Return the ledger as Markdown: counts of verdicts, then the claims chapter by chapter."""
-    parts = [summary_table().html()]
+    parts = [summary_table().html(), values_table().html()]
     for number in sorted({entry["chapter"] for entry in load_claims()}):
         notebook = (
             f"{{doc}}`/notebooks/{chapters[number].notebook}`\n\n" if number in chapters else ""

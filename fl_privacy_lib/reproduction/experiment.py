@@ -56,7 +56,8 @@ class Part:
     Parameters
     ----------
     table : 'paper/table'
-    rows : the data sets that are recorded → rows, the ones that a verdict needs first
+    rows : the data sets that are recorded → rows, the ones that a verdict needs first; asked again
+        when they are recorded, it may return more
     datasets : of the published table; none where no data set is needed
     name : of the part where a table has several; else the table's
     long : hours on a CPU: recorded where it is named, or on a CUDA device
@@ -204,9 +205,14 @@ def record(
         if named != "auto" and names:
             names = (named,) if named in names or only is not None else ()
         here = only_available(names)
-        if rows := part.rows(here) if here or not part.datasets else []:
-            recorded += 1
+        rows = part.rows(here) if here or not part.datasets else []
+        recorded += bool(here or rows)
+        if here and not rows:
+            report_progress(f"{part.name}: no learning rate is chosen yet; record its search first")
+        while rows:
             _record_rows(experiment, part, rows, device, folder, meta)
+            # a search asks for more when it has seen these
+            rows = more if len(more := part.rows(here)) > len(rows) else []
     if not recorded:
         raise InputError(
             f"nothing was recorded: dataset = {named} of {only or 'these tables'} is not in "

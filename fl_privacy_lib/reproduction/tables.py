@@ -9,18 +9,12 @@ from typing import Any
 import pandas as pd
 
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction.claims import (
-    Comparison,
-    compare,
-    in_words,
-    judge,
-    load_claims,
-    measured,
-    select,
-    verdict,
-)
+from fl_privacy_lib.reproduction.checks import in_words
+from fl_privacy_lib.reproduction.claims import judge, load_claims, verdict
+from fl_privacy_lib.reproduction.comparison import Comparison, compare, measured, select
 from fl_privacy_lib.reproduction.figures import named
-from fl_privacy_lib.reproduction.paths import MEASURED
+from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED
+from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.verdict import Status
 
 
@@ -89,7 +83,7 @@ def rate(mean: float, n: int) -> str:
     >>> rate(1.0, 16)
     '100 % [81, 100]'
     """
-    low, high = wilson_interval(round(mean * n), n)
+    low, high = wilson_interval(mean * n, n)
     return f"{100 * mean:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
 
 
@@ -149,6 +143,8 @@ class Row:
         """The row's status; of several values, with the number that hold."""
         if not any(c.printed for c in self.values):
             return "not in the paper"
+        if all(c.cell and not c.cell["judged"] for c in self.values):
+            return "another reading"
         outcome = judge(self.values)
         many = f": {outcome.held} of {outcome.cells} values" if outcome.cells > 1 else ""
         return Badge(outcome.status, outcome.status + many)
@@ -235,12 +231,41 @@ def claims_summary(chapter: str) -> str:
 
 
 def summary_table() -> Table:
-    """Return how many claims of each paper have which status."""
-    counts = Counter((entry["paper"], verdict(entry).status) for entry in load_claims())
-    papers = list(dict.fromkeys(paper for paper, _ in counts))
-    rows = [[named(paper), *(counts[paper, status] for status in Status)] for paper in papers]
-    rows.append(["all", *(sum(counts[paper, status] for paper in papers) for status in Status)])
+    """Return how many claims of each paper have which status, and our own findings apart."""
+    counts = Counter(
+        ("our findings" if entry["kind"] == "finding" else named(entry["paper"]), found.status)
+        for entry in load_claims()
+        for found in [verdict(entry)]
+    )
+    papers = [p for p in dict.fromkeys(paper for paper, _ in counts) if p != "our findings"]
+    rows = [[paper, *(counts[paper, status] for status in Status)] for paper in papers]
+    total = (sum(counts[paper, status] for paper in papers) for status in Status)
+    rows.append(["all claims", *total])
+    rows.append(["our findings", *(counts["our findings", status] for status in Status)])
     return Table(["paper", *Status], rows)
+
+
+def values_table() -> Table:
+    """Return how many of the papers' printed values are measured, and how many of them come out."""
+    rows: list[list[Any]] = []
+    for folder in sorted(path for path in PUBLISHED.iterdir() if path.is_dir()):
+        tables = [f"{folder.name}/{path.stem}" for path in sorted(folder.glob("table_*.csv"))]
+        groups: dict[tuple[str, ...], list[Comparison]] = {}
+        for table in tables:
+            for c in compare(table, measured(table)):
+                if c.printed and c.cell and c.cell["judged"]:
+                    groups.setdefault((table, *map(str, c.printed.values())), []).append(c)
+        verdicts = [judge(group).status for group in groups.values()]
+        counts = Counter(verdicts)
+        rows.append([
+            named(folder.name), sum(len(load_published(table)) for table in tables),
+            len(verdicts), len(verdicts) - counts[Status.REDUCED_SETTING],
+            counts[Status.REPRODUCED], counts[Status.EXCEEDED],
+        ])  # fmt: skip
+    rows.append(["all", *(sum(row[i] for row in rows) for i in range(1, 6))])
+    columns = ["paper", "printed values", "measured", "at the printed setting", "come out",
+               "exceeded"]  # fmt: skip
+    return Table(columns, rows)
 
 
 def time_table(chapter: str) -> Table:

@@ -1,11 +1,12 @@
 """Every status, of a value, of a row of values and of a claim, is decided here and nowhere else.
 
 Others compare and gather: `agrees` says whether one value came out, `at_setting` which rows ran at
-the published setting. `decide` turns what they gathered, an `Evidence`, into a status. A further
-status is one more rule there.
+the published setting, `why_unfair` which of them are no fair trial. `decide` turns what they
+gathered, an `Evidence`, into a status. A further status is one more rule there.
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -19,13 +20,19 @@ from fl_privacy_lib.reproduction.paths import RESULTS
 
 RATIO_FACTOR = 1.25
 """A ratio of two times agrees within this factor: other hardware moves even ratios."""
+SEEDS = 3
+"""Of a fair trial, at the chosen rate."""
+TAKEN_OVER_FROM = 200
+"""Clients a round from which one seed counts, at the rate of the largest cell that was searched."""
 
 
 class Status(StrEnum):
     """What a value, a row of values or a claim amounts to, in a reader's words."""
 
     REPRODUCED = "reproduced"
+    EXCEEDED = "exceeded"
     NOT_REPRODUCED = "not reproduced"
+    UNDECIDED = "undecided"
     REDUCED_SETTING = "reduced setting"
     REFUTED = "refuted"
     NOT_RUN = "not run"
@@ -81,6 +88,20 @@ def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -
     return abs(mean - float(printed)) <= tolerance * (1 + 1e-9)  # 0.2 - 0.1 is not 0.1
 
 
+def at_guess(accuracy: float, guess: float, examples: int) -> bool:
+    """Return whether an accuracy is no better than the best constant guess.
+
+    It has to be more than three standard errors above, which the guess itself has on as many
+    examples.
+
+    Examples
+    --------
+    >>> at_guess(0.115, 0.11, 10_000), at_guess(0.13, 0.11, 10_000)
+    (True, False)
+    """
+    return accuracy <= guess + 3 * (guess * (1 - guess) / examples) ** 0.5
+
+
 # ---- the published setting ------------------------------------------------------------------
 
 
@@ -91,7 +112,20 @@ def _settings() -> dict[str, dict[str, Any]]:
 
 def published_setting(table: str) -> dict[str, Any] | None:
     """Return the setting that a table's rows must have run at, column → value; None if unknown."""
-    return _settings().get(table)
+    setting = _settings().get(table)
+    return None if setting is None else {c: v for c, v in setting.items() if c != "trial"}
+
+
+def trial_of(table: str) -> dict[str, Any]:
+    """Return how a table that is trained for is judged; empty where nothing is searched.
+
+    Returns
+    -------
+    search : the record of the tries, 'paper/table'
+    readings : name → column → the values of its rows. The first one judges the table; the others
+        depart from it in one thing.
+    """
+    return dict(_settings().get(table, {}).get("trial", {}))
 
 
 def at_setting(rows: pd.DataFrame, setting: dict[str, Any] | None) -> "pd.Series[bool]":
@@ -121,7 +155,74 @@ def _meets(rows: pd.DataFrame, column: str, wanted: Any) -> "pd.Series[bool]":
     return rows[column].isin([str(w) for w in (wanted if isinstance(wanted, list) else [wanted])])
 
 
+# ---- the fair trial -------------------------------------------------------------------------
+
+
+def why_unfair(cell: Mapping[str, Any]) -> str:
+    """Return why a trained cell was no fair trial, as the end of a sentence; '' for a fair one.
+
+    Parameters
+    ----------
+    cell : its metrics by name, and its columns `seeds` and `participants`
+    """
+    if "searched" not in cell:
+        return "its learning rate was not searched in the cell"
+    if int(cell["seeds"]) < SEEDS and int(cell["participants"]) < TAKEN_OVER_FROM:
+        return f"it has {cell['seeds']} of {SEEDS} seeds"
+    return "a training diverged at the chosen rate" if cell.get("diverged", 0) > 0 else ""
+
+
+def learns(cell: Mapping[str, Any]) -> bool:
+    """Return whether a trained cell ends above the constant guess, where that is recorded."""
+    if "guess" not in cell:
+        return True
+    return not at_guess(
+        cell["accuracy"], cell["guess"], int(cell["evaluated"]) * int(cell["seeds"])
+    )
+
+
+def design_effect(means: Sequence[float], stds: Sequence[float], seeds: int, victims: int) -> float:
+    """Return by how much images of one network count less than independent ones, 1 or more.
+
+    A rate's effective number of images is n/(1 + (m - 1)ρ), where m images share a network and ρ is
+    their correlation, pooled over a table.
+
+    Parameters
+    ----------
+    means, stds : of each cell's success rate, and over its networks' rates (population form)
+    seeds, victims : networks in a cell, and images a network, m
+
+    Examples
+    --------
+    >>> design_effect([0.5], [0.5], 5, 20), design_effect([0.5], [0.0], 5, 20)
+    (20.0, 1.0)
+    """
+    if seeds < 2 or victims < 2:
+        return 1.0
+    binomial = sum(p * (1 - p) / victims for p in means)  # variance of a network's rate, ρ = 0
+    between = sum(std**2 for std in stds) * seeds / (seeds - 1)
+    return min(max(between / binomial, 1.0), float(victims)) if binomial else 1.0
+
+
 # ---- the decision ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a compared cell.
+
+    Parameters
+    ----------
+    held : whether the value agrees, or the claim's test holds; None where that is undecided
+    gap : what was measured less what was asked for
+    why : why it is undecided
+    exceeded : a tuned value that lies beyond the printed one
+    """
+
+    held: bool | None
+    gap: float = 0.0
+    why: str = ""
+    exceeded: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,14 +233,16 @@ class Evidence:
     ----------
     recorded : whether anything is recorded of what it is about
     at_setting : whether that ran at the published setting
-    held : of each compared cell, whether it came out: the value agrees, or the claim's test holds
+    outcomes : of each compared cell
     counter_examples : of each cell of a claim's counter-example, whether it holds
+    lost : what the paper leaves out that decides the number, or why our trial is not fair
     """
 
     recorded: bool
     at_setting: bool = False
-    held: tuple[bool, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     counter_examples: tuple[bool, ...] = ()
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,10 +266,20 @@ def decide(evidence: Evidence) -> Verdict:
         return Verdict(Status.NOT_RUN)
     if not evidence.at_setting:
         return Verdict(Status.REDUCED_SETTING)
-    if not evidence.held:  # some of what is to be compared is not recorded
+    if not evidence.outcomes:  # some of what is to be compared is not recorded
         return Verdict(Status.NOT_RUN)
-    counter = evidence.counter_examples
+    counter, outcomes = evidence.counter_examples, evidence.outcomes
     if any(counter):
         return Verdict(Status.REFUTED, sum(counter), len(counter))
-    status = Status.REPRODUCED if all(evidence.held) else Status.NOT_REPRODUCED
-    return Verdict(status, sum(evidence.held), len(evidence.held))
+    counts = sum(bool(o.held) for o in outcomes), len(outcomes)
+    if all(o.held for o in outcomes):
+        return Verdict(Status.REPRODUCED, *counts)
+    if evidence.lost:
+        return Verdict(Status.UNDECIDED, *counts, evidence.lost)
+    failed = [o for o in outcomes if o.held is False and not o.exceeded]
+    if failed:
+        return Verdict(Status.NOT_REPRODUCED, *counts)
+    undecided = [o.why for o in outcomes if o.held is None]
+    if undecided:
+        return Verdict(Status.UNDECIDED, *counts, undecided[0])
+    return Verdict(Status.EXCEEDED, *counts)

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
-from fl_privacy_lib.reproduction.claims import cells, measured, select
+from fl_privacy_lib.reproduction.comparison import cells, measured, select
 from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.figures import Banded, named
 from fl_privacy_lib.reproduction.paths import MEASURED

@@ -1,27 +1,34 @@
 """Fed-CDP's recorded cells: the trainings of each table and of each part of it (chapter 05).
 
 Nothing is computed here. Every setting below was written down before the first recording. A table's
-function takes the chapter's settings, a data set, and the learning rates chosen in part (a).
+function takes the chapter's settings, a data set, and what is recorded of the learning rates: the
+tables that the paper prints search theirs in the cell itself, what else is shown takes the one that
+was chosen in a small cell.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.rates import RATES, Recorded, with_rate
 from fl_privacy_lib.chapters.fed_cdp.utility import Utility, utility_values
 from fl_privacy_lib.reproduction.experiment import Result, Row
-from fl_privacy_lib.reproduction.experiments.setups import PAPER, setup_of
+from fl_privacy_lib.reproduction.experiments.searching import (
+    Cell,
+    judged,
+    row_of,
+    searches,
+    training_row,
+)
+from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.experiments.training import CODE_NOISE, CODE_RATE, DECAYS, Training
 from fl_privacy_lib.reproduction.records import Values, numbers
+from fl_privacy_lib.reproduction.verdict import TAKEN_OVER_FROM
 
-RATES = (0.0004, 0.002, 0.01, 0.05, 0.25)
-"""Learning rates that every arm chooses from, steps of 5 around the released code's 0.05."""
 ARMS = (
     ("non_private", "not_applicable"),
     *(
@@ -33,30 +40,12 @@ ARMS = (
 COMPARED = tuple(arm for arm in ARMS if arm[0] in ("non_private", "fed_cdp"))
 AS_CODED = (("fed_cdp", "as_coded"), ("fed_cdp_decay", "as_coded"))
 """The released code's Fed-SDP adds no noise and clips nothing: its row is the non-private one."""
-TUNED_AS = {
-    "fed_sdp_server": "fed_sdp",
-    "median_clip": "fed_cdp",
-    "dssgd": "non_private",
-} | dict.fromkeys(DECAYS, "fed_cdp_decay")
 CLIPS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
 SCALES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
 SWEEP = (0.0, 0.1, 0.5, 1.0, 2.0)
 """Noise multipliers between no noise and the code's scaling of σ = 6."""
 PRUNED = (0.0, 0.3, 0.6, 0.9)
 TENSORS = 3  # of both networks
-
-
-def row_of(point: Training | Utility, values: Callable[[Result], Values], **keys: str) -> Row:
-    """Return a point's recorded row; `keys` are key columns before those of its settings."""
-    settings = asdict(point)
-    key = keys | settings.pop("arm", {}) | settings
-    return Row(key, (point,), lambda results: values(results[0]), getattr(point, "seeds", 1))
-
-
-def training_values(result: Result) -> Values:
-    """Return a training's accuracies over the seeds, how long it ran and whether it diverged."""
-    names = ("accuracy", "test_accuracy", "rounds_run", "diverged", "growth")
-    return {name: numbers(result[name]) for name in names if np.isfinite(result[name]).all()}
 
 
 def norm_values(layer: int, axis: int, result: Result) -> Values:
@@ -103,61 +92,11 @@ def training(
     )
 
 
-Arm = tuple[str, ...]
-Rates = dict[Arm, float]
+Cells = Callable[[FedCdp, str], list[Cell]]  # settings, data set
+Make = Callable[[FedCdp, str, Recorded], list[Row]]
 
 
-def arm_of(point: Training) -> Arm:
-    """Return what a learning rate is chosen for: data, method, reading, σ and L."""
-    method = TUNED_AS.get(point.method, point.method)
-    return (point.dataset, method, point.setting, f"{point.noise_scale:.6g}",
-            str(point.local_iterations))  # fmt: skip
-
-
-def best_rates(frame: pd.DataFrame) -> Rates:
-    """Return the best learning rate of every arm with all rates recorded, the smaller of equals.
-
-    Parameters
-    ----------
-    frame : the recorded rows of `learning_rates`
-    """
-    names = ["dataset", "method", "setting", "noise_scale", "local_iterations"]
-    if not len(frame):
-        return {}
-    accuracy = frame[frame["metric"] == "accuracy"]
-    accuracy = accuracy.assign(rate=accuracy["local_lr"].astype(float)).sort_values("rate")
-    groups: Any = accuracy.groupby(names)
-    return {tuple(arm): float(group["rate"].iloc[int(group["mean"].argmax())])
-            for arm, group in groups if len(group) == len(RATES)}  # fmt: skip
-
-
-def with_rate(point: Training, rates: Rates, like: Training | None = None) -> Training:
-    """Return the point with its arm's learning rate, or that of another point's arm.
-
-    Raises
-    ------
-    InputError
-        If the arm's learning rate is not recorded yet.
-    """
-    if point.setting == "as_coded":
-        return point
-    arm = arm_of(like or point)
-    if arm not in rates:
-        raise InputError(
-            f"the learning rate of {', '.join(arm)} is not chosen yet: "
-            "record the part learning_rates."
-        )
-    return replace(point, local_lr=rates[arm])
-
-
-Make = Callable[[FedCdp, str, Rates], list[Row]]  # settings, data set, rates
-
-
-def _row(point: Training, **keys: str) -> Row:
-    return row_of(point, training_values, **keys)
-
-
-def learning_rates(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
+def learning_rates(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
     """Return (a): all rates of every arm in one small cell, on a held-out tenth of the data.
 
     The cell has K = 100, K_t = 5, T = 10.
@@ -167,99 +106,109 @@ def learning_rates(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     if dataset == "mnist":
         points += [cell("fed_cdp", "code", noise_scale=z) for z in SWEEP]
         points += [cell(*arm, local_iterations=1) for arm in COMPARED]
-    return [_row(replace(point, local_lr=rate)) for point in points for rate in RATES]
+    return [training_row(replace(point, local_lr=rate)) for point in points for rate in RATES]
 
 
-def table_2(
-    clients: int, participants: int, repeated: bool, settings: FedCdp, dataset: str, rates: Rates
-) -> list[Row]:
-    """Return (b), (c), (e): a column (K, K_t) of Table II, all arms and those `AS_CODED`."""
-    seeds = settings.seeds if repeated else 1
-    points = [
-        training(settings, dataset, *arm, clients=clients, participants=participants, seeds=seeds)
-        for arm in (*ARMS, *AS_CODED)
+def table_2(clients: int, participants: int, settings: FedCdp, dataset: str) -> list[Cell]:
+    """Return a column (K, K_t) of Table II, and the first one with L = 1 besides.
+
+    From 200 clients a round on, every arm takes the rate of the largest searched cell.
+    """
+    cell = partial(training, settings, dataset, clients=clients, participants=participants)
+    share = {"participation": f"{participants / clients:.2f}"}
+    few, small = participants < TAKEN_OVER_FROM, clients == 100 and participants <= 10
+    cells = [
+        Cell(
+            cell(*arm, seeds=settings.seeds if few else 1),
+            share,
+            None if few else training(settings, dataset, *arm, clients=1000, participants=100),
+        )
+        for arm in ARMS
     ]
-    share = f"{participants / clients:.2f}"
-    return [_row(with_rate(point, rates), participation=share) for point in points]
+    cells += [
+        Cell(cell(*arm, seeds=settings.seeds if small else 1), share, fixed=True)
+        for arm in AS_CODED
+    ]
+    if (clients, participants) == POPULATIONS[0]:
+        cells += [
+            Cell(cell(*arm, local_iterations=1, seeds=settings.seeds), share) for arm in COMPARED
+        ]
+    return cells
 
 
 def population(dataset: str) -> dict[str, Any]:
-    """Return K and K_t of Tables I, IV and V: the code's for small data, a tenth for images."""
-    if dataset in ("adult", "cancer"):
-        return {"clients": 1000, "participants": 100}
-    short = {"rounds": 20} if dataset in ("cifar10", "lfw") else {}
-    return {"clients": 100, "participants": 10} | short
+    """Return K and K_t of Tables I, IV and V: the code's, and a tenth of each for colour images."""
+    images = dataset in ("cifar10", "lfw")
+    return (
+        {"clients": 100, "participants": 10} if images else {"clients": 1000, "participants": 100}
+    )
 
 
-def table_1(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
-    """Return the non-private accuracy of Table I."""
-    point = training(settings, dataset, "non_private", **population(dataset))
-    return [_row(with_rate(point, rates))]
+def table_1(settings: FedCdp, dataset: str) -> list[Cell]:
+    """Return the non-private training of Table I."""
+    sizes = population(dataset)
+    return [Cell(training(settings, dataset, "non_private", seeds=settings.seeds, **sizes), {})]
 
 
-def table_4(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
-    """Return (d): Fed-CDP over the clipping bound, at the learning rate chosen for C = 4."""
-    cell = partial(training, settings, dataset, "fed_cdp", **population(dataset))
-    points = [
-        with_rate(cell(setting=setting, clip_norm=c), rates)
-        for setting in ("printed", "code")
-        for c in CLIPS
-    ]
-    return [_row(point, clip=f"{point.clip_norm:g}") for point in points]
+def tables_4_and_5(over: str, settings: FedCdp, dataset: str) -> list[Cell]:
+    """Return Fed-CDP over the clipping bound at σ = 6, or over the noise scale at C = 4.
+
+    The middle cell, C = 4 and σ = 6, has a search of its own. From there the learning rate is
+    expected to fall as 1/C, since a clipped step is as long as C, and as 1/√σ. Tabular data are
+    z-scored; scaled by their range they have the middle cell alone.
+    """
+    cells = []
+    for setting in ("printed", "code"):
+        cell = partial(
+            training, settings, dataset, "fed_cdp", setting, seeds=settings.seeds,
+            **population(dataset),
+        )  # fmt: skip
+        middle = cell()
+        levels = CLIPS if over == "clip_norm" else SCALES
+        for value in [getattr(middle, over)] if dataset in ("adult", "cancer") else levels:
+            point = cell(**{over: value})
+            keys = {"clip": f"{value:g}"} if over == "clip_norm" else {}
+            ratio = getattr(middle, over) / value
+            factor = ratio if over == "clip_norm" else ratio**0.5
+            cells.append(Cell(point, keys, *([] if point == middle else [middle, factor])))
+    return cells
 
 
-def table_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
-    """Return (d): Fed-CDP over the noise scale, at the learning rate chosen for σ = 6."""
-    cell = partial(training, settings, dataset, "fed_cdp", **population(dataset))
+def table_4_large(settings: FedCdp, dataset: str) -> list[Cell]:
+    """Return the middle cell of Table IV, C = 4, with 1,000 clients, 100 a round."""
+    sizes = {"clients": 1000, "participants": 100, "seeds": settings.seeds}
     return [
-        _row(with_rate(cell(setting=setting, noise_scale=s), rates, like=cell(setting=setting)))
+        Cell(training(settings, dataset, "fed_cdp", setting, **sizes), {"clip": "4"})
         for setting in ("printed", "code")
-        for s in SCALES
-    ]
-
-
-def every_rate(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
-    """Return Table I's cell and that of Tables IV and V at all rates: the cost of tuning on (a)."""
-    return [_row(training(settings, dataset, *arm, local_lr=rate, **population(dataset)))
-            for arm in COMPARED for rate in RATES]  # fmt: skip
-
-
-def every_rate_large(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
-    """Return Fed-CDP of Table II with 1,000 clients, 100 a round, at the two smallest rates."""
-    cell = partial(training, settings, dataset, "fed_cdp", clients=1000, participants=100)
-    return [
-        _row(cell(setting=setting, local_lr=rate))
-        for setting in ("code", "printed")
-        for rate in RATES[:2]
     ]
 
 
 def noise(
-    pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, rates: Rates
+    pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, recorded: Recorded
 ) -> list[Row]:
     """Return accuracy over (K_t, z), each z at its own learning rate; a round's noise is z/√K_t."""
     cell = partial(training, settings, dataset, "fed_cdp")
     points = [cell("code", noise_scale=z, participants=k) for k, z in pairs]
     points += [cell("printed", participants=10)] if (10, 6.0) in pairs else []
-    return [_row(with_rate(p, rates), multiplier=f"{p.multiplier:.6g}",
+    return [training_row(with_rate(p, recorded), multiplier=f"{p.multiplier:.6g}",
                  round_noise=f"{p.multiplier / p.participants**0.5:.6g}")
             for p in points]  # fmt: skip
 
 
-def utility(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
+def utility(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
     """Return a round's signal, noise and Proposition 2's bound, at first and after 20 rounds."""
     arms = [training(settings, dataset, "fed_cdp", setting, participants=10)
             for setting in ("printed", "code", "as_coded")]  # fmt: skip
     late = min(20, settings.rounds)
     points = [
-        Utility(with_rate(arm, rates), at, settings.examples) for at in (0, late) for arm in arms
+        Utility(with_rate(arm, recorded), at, settings.examples) for at in (0, late) for arm in arms
     ]
     large = training(settings, dataset, "fed_cdp", "code", clients=1000, participants=100)
-    points.append(Utility(with_rate(large, rates), 0, settings.examples))
+    points.append(Utility(with_rate(large, recorded), 0, settings.examples))
     return [row_of(p, utility_values, multiplier=f"{p.arm.multiplier:.6g}") for p in points]
 
 
-def figure_3(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
+def figure_3(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
     """Return gradient norms by tensor, over rounds (K_t = 100, L = 1) and over local iterations."""
     cells = []
     panels: dict[str, dict[str, Any]] = {
@@ -268,7 +217,7 @@ def figure_3(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     }
     for axis, (panel, sizes) in enumerate(panels.items()):
         for arm in COMPARED:
-            point = with_rate(training(settings, dataset, *arm, watched=True, **sizes), rates)
+            point = with_rate(training(settings, dataset, *arm, watched=True, **sizes), recorded)
             cells += [
                 row_of(point, partial(norm_values, m, axis), panel=panel, layer=str(m + 1))
                 for m in range(TENSORS)
@@ -276,23 +225,17 @@ def figure_3(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
     return cells
 
 
-def figure_5(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
+def figure_5(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
     """Return accuracy where updates lack their smallest coordinates, at a fifth of the rounds."""
     arms = [arm for arm in ARMS if arm[1] != "printed"]
     return [
-        _row(with_rate(training(settings, dataset, *arm, pruned=p, rounds=20), rates))
+        training_row(with_rate(training(settings, dataset, *arm, pruned=p, rounds=20), recorded))
         for arm in arms
         for p in PRUNED
     ]
 
 
-def local_iterations(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
-    """Return the first column of Table II with L = 1, at learning rates of its own."""
-    cell = partial(training, settings, dataset, local_iterations=1, seeds=settings.seeds)
-    return [_row(with_rate(cell(*arm), rates), participation="0.05") for arm in COMPARED]
-
-
-def variants(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
+def variants(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
     """Return other decays, median clipping, noise at the server, selective sharing; 20 rounds."""
     methods = ("fed_cdp", *DECAYS, "median_clip", "fed_sdp", "fed_sdp_server")
     arms = [
@@ -300,7 +243,10 @@ def variants(settings: FedCdp, dataset: str, rates: Rates) -> list[Row]:
         ("non_private", "not_applicable"),
         ("dssgd", "not_applicable"),
     ]
-    return [_row(with_rate(training(settings, dataset, *arm, rounds=20), rates)) for arm in arms]
+    return [
+        training_row(with_rate(training(settings, dataset, *arm, rounds=20), recorded))
+        for arm in arms
+    ]
 
 
 @dataclass(frozen=True)
@@ -319,32 +265,66 @@ POPULATIONS = tuple(
 SHORT = ((100, 5), (100, 10), (100, 20), (100, 50), (1000, 50), (1000, 100))
 
 
-def _column(clients: int, participants: int) -> Column:
-    make = partial(table_2, clients, participants, clients == 100 and participants <= 10)
-    return Column("table_2", ("mnist",), make, (clients, participants) not in SHORT)
+def _printed(
+    table: str, datasets: tuple[str, ...], cells_of: Cells, name: str = "", long: bool = False
+) -> dict[str, Column]:
+    """Return the two parts of a printed table's cells: their searches, then their rows."""
+
+    def asked(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
+        return searches(cells_of(settings, dataset), recorded.tried)
+
+    def rows(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
+        return judged(cells_of(settings, dataset), recorded.tried)
+
+    name = name or table
+    return {
+        f"search_{name}": Column("search", datasets, asked, long),
+        name: Column(table, datasets, rows, long),
+    }
 
 
-BY_DATA: dict[str, Make] = {
-    "table_1": table_1,
-    "table_4": table_4,
-    "table_5": table_5,
-    "every_rate": every_rate,
-}
+def _table_2(*populations: tuple[int, int]) -> dict[str, Column]:
+    parts: dict[str, Column] = {}
+    for clients, participants in populations:
+        cells_of, name = (
+            partial(table_2, clients, participants),
+            f"table_2_{clients}_{participants}",
+        )
+        long = (clients, participants) not in SHORT
+        parts |= _printed("table_2", ("mnist",), cells_of, name, long)
+        if participants >= TAKEN_OVER_FROM:
+            del parts[f"search_{name}"]
+    return parts
+
+
+def _over_data(end: str, *datasets: str) -> dict[str, Column]:
+    by_table: dict[str, Cells] = {
+        "table_1": table_1,
+        "table_4": partial(tables_4_and_5, "clip_norm"),
+        "table_5": partial(tables_4_and_5, "noise_scale"),
+    }
+    parts: dict[str, Column] = {}
+    for table, cells_of in by_table.items():
+        parts |= _printed(table, datasets, cells_of, f"{table}{end}")
+    return parts
+
+
 PARTS = {
-    "learning_rates": Column("learning_rates", PAPER, learning_rates),
-    "table_2_100_5": _column(100, 5),
+    "learning_rates": Column("learning_rates", ("mnist", "digits"), learning_rates),
+    **_table_2(*POPULATIONS[:3]),
+    **_over_data("", "cancer", "cancer_z", "adult", "adult_z"),
     "noise": Column("noise", ("mnist",), partial(noise, tuple((10, z) for z in (*SWEEP, 6.0)))),
     "utility": Column("utility", ("mnist",), utility),
     "figure_3": Column("figure_3", ("mnist",), figure_3),
-    "local_iterations": Column("table_2", ("mnist",), local_iterations),
     "variants": Column("variants", ("mnist",), variants),
     "figure_5": Column("figure_5_accuracy", ("mnist",), figure_5),
-    **{name: Column(name, ("cancer", "adult", "mnist"), make) for name, make in BY_DATA.items()},
     "noise_over_clients": Column(
         "noise", ("mnist",), partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0)))
     ),
-    **{f"table_2_{k}_{n}": _column(k, n) for k, n in POPULATIONS if (k, n) != (100, 5)},
-    "every_rate_large": Column("every_rate", ("mnist",), every_rate_large),
-    **{f"{name}_images": Column(name, ("cifar10", "lfw"), make) for name, make in BY_DATA.items()},
+    **_table_2(*POPULATIONS[3:6]),
+    **_over_data("_mnist", "mnist"),
+    **_over_data("_images", "cifar10", "lfw"),
+    **_printed("table_4", ("cifar10", "lfw"), table_4_large, "table_4_large"),
+    **_table_2(*POPULATIONS[6:]),
 }
 """The recording's parts in their order."""

@@ -2,18 +2,19 @@
 
 import functools
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from fl_privacy_lib.audit import Statements, statement
-from fl_privacy_lib.chapters.fed_cdp.grid import TENSORS, TUNED_AS, Rates
+from fl_privacy_lib.chapters.fed_cdp.grid import TENSORS
+from fl_privacy_lib.chapters.fed_cdp.rates import TUNED_AS, Rates
 from fl_privacy_lib.defenses import Holding
-from fl_privacy_lib.reproduction.claims import cells
+from fl_privacy_lib.reproduction.comparison import cells
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
-from fl_privacy_lib.reproduction.experiments.training import CODE_RATE, SDP, Training
+from fl_privacy_lib.reproduction.experiments.training import CODE_RATE, SDP, Training, point_of
 from fl_privacy_lib.reproduction.loading import labelled, load_if_available
 
 DELTA = 1e-5
@@ -26,12 +27,6 @@ SIZES = (
     "noise_scale",
     "clip_norm",
 )
-
-
-def point_of(row: Any) -> Training:
-    """Return the training that a recorded row is of."""
-    kinds: dict[str, Any] = {field.name: field.type for field in fields(Training)}
-    return Training(**{n: row[n] == "True" if k is bool else k(row[n]) for n, k in kinds.items()})
 
 
 def nearest_rate(point: Training, rates: Rates) -> float:

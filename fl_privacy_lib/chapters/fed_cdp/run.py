@@ -7,21 +7,24 @@ from typing import Any
 import torch
 
 from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
-from fl_privacy_lib.chapters.fed_cdp.grid import PARTS, Column, Rates, best_rates
+from fl_privacy_lib.chapters.fed_cdp.grid import PARTS, Column
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.rates import Recorded, best_rates
 from fl_privacy_lib.chapters.fed_cdp.utility import Utility
-from fl_privacy_lib.reproduction.claims import measured
+from fl_privacy_lib.reproduction.comparison import measured
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments import training as fed_cdp
+from fl_privacy_lib.reproduction.experiments.searching import tried_in
 from fl_privacy_lib.reproduction.paths import MEASURED, point_cache
 from fl_privacy_lib.reproduction.statements import computed_row
 
 PAPER = "fed_cdp"
 
 
-def chosen_rates(folder: Path = MEASURED) -> Rates:
-    """Return the learning rate of every arm whose grid is recorded."""
-    return best_rates(measured(f"{PAPER}/learning_rates", folder))
+def recorded_rates(folder: Path = MEASURED) -> Recorded:
+    """Return what is recorded of learning rates."""
+    small, searched = (measured(f"{PAPER}/{name}", folder) for name in ("learning_rates", "search"))
+    return Recorded(best_rates(small), tried_in(searched))
 
 
 class FedCdpExperiment(Experiment):
@@ -33,12 +36,13 @@ class FedCdpExperiment(Experiment):
         """Return the statements and the parts of the grid.
 
         `rounds` and `local_iterations` cap the published ones, `seeds` repeats what is repeated;
-        populations are the grid's own. A part reads the learning rates that an earlier one chose.
+        populations are the grid's own. A part reads what is recorded of learning rates; a search
+        asks for more as its trainings are recorded.
         """
 
         def rows(column: Column, datasets: tuple[str, ...]) -> list[Row]:
-            rates = chosen_rates(folder)
-            return [row for d in datasets for row in column.make(settings, d, rates)]
+            recorded = recorded_rates(folder)
+            return [row for d in datasets for row in column.make(settings, d, recorded)]
 
         def statements(_: tuple[str, ...]) -> list[Row]:
             stated = fed_cdp_utility.statements()

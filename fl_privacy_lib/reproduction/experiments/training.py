@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ DECAYS = {
 }
 METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, "median_clip", "dssgd")
 DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
+FOLDS = 10  # a tenth is held out for a search; of small data a fifth
+SMALL, SMALL_FOLDS = 5000, 5
 WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
 CHECKS = 20  # times that a training is looked at
 LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
@@ -70,8 +72,8 @@ class Training:
     setting : one of `READINGS`
     clip_norm, clip_end : C, and where it decays to over the rounds; 0 where it stays
     pruned : fraction of an update's coordinates that is not sent, after everything else
-    held_out : train on nine tenths of the training data and measure on the other; else on the
-        validation data
+    held_out : train on a part of the training data and measure on the rest, a tenth or, of fewer
+        than 5,000 examples, a fifth: another one for every seed; else on the validation data
     watched : keep the gradients' norms
     """
 
@@ -131,6 +133,12 @@ class Training:
         return Plan(*counts, local_lr=self.local_lr, seed=seed)
 
 
+def point_of(row: Any) -> Training:
+    """Return the training that a recorded row is of."""
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(Training)}
+    return Training(**{n: row[n] == "True" if k is bool else k(row[n]) for n, k in kinds.items()})
+
+
 def effective_multiplier(noise_scale: float, batch_size: int, divide_by: str) -> float:
     """Return the noise on the batch mean in units of C/B, the most that one example moves it.
 
@@ -156,13 +164,15 @@ class Scene:
 def scene(point: Training, seed: int, device: torch.device) -> Scene:
     """Return the first weights, the clients' data and the evaluation data of one seed.
 
-    The tenth that is held out is the same for every point of a data set: no arm is chosen on
-    luckier data.
+    What is held out is the same for every point of a data set: no arm is chosen on luckier data.
     """
     data = load_cached(point.dataset, train_only=False)
     if point.held_out:
         order = np.random.default_rng(0).permutation(len(data.train_y))
-        out, rest = np.split(order, [len(order) // 10])
+        folds = folds_of(len(order))
+        size = len(order) // folds
+        first = size * (seed % folds)
+        out, rest = np.split(np.roll(order, -first), [size])
         x, y, none = data.train_x, data.train_y, slice(0)
         data = replace(
             data, train_x=x[rest], train_y=y[rest], validation_x=x[out], validation_y=y[out],
@@ -182,6 +192,11 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
         part(data.validation_x, data.validation_y),
         part(data.test_x, data.test_y),
     )
+
+
+def folds_of(examples: int) -> int:
+    """Return into how many parts training data are cut, one of which is held out for a search."""
+    return FOLDS if examples >= SMALL else SMALL_FOLDS
 
 
 class NotFinite(Exception):
@@ -256,8 +271,9 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
 
     Returns
     -------
-    accuracy, test_accuracy (NaN without test data), rounds_run, diverged, growth (of the weights'
-    norm): [seeds]
+    accuracy, test_accuracy (NaN without test data), guess (accuracy of the best constant guess),
+    evaluated (examples behind the two), rounds_run, diverged, growth (of the weights' norm):
+    [seeds]
     engine : [seeds], the one that was taken; '' where the weights did not stay finite
     curve : [seeds, looks], NaN where a training had stopped
     weights : [P] of the first seed
@@ -337,6 +353,8 @@ def train(
     result = {
         "accuracy": score(start.model, weights, start.evaluation, engine),
         "test_accuracy": score(start.model, weights, start.test, engine) if tested else math.nan,
+        "guess": float(torch.bincount(start.evaluation[1]).max()) / len(start.evaluation[1]),
+        "evaluated": len(start.evaluation[1]),
         "rounds_run": max(curve) + 1,
         "diverged": float(has_diverged(curve, constant, growth)),
         "growth": growth,

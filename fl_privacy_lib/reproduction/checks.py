@@ -1,0 +1,214 @@
+"""The tests of the ledger's claims: what each finds in the recorded rows, cell by cell."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fl_privacy_lib.metrics import wilson_interval
+from fl_privacy_lib.reproduction.comparison import compare, select
+from fl_privacy_lib.reproduction.verdict import RATIO_FACTOR, SEEDS, Outcome, design_effect
+
+Test = dict[str, Any]
+NO_LEARNING = "an arm is at the constant guess and neither wins nor loses: no learning"
+
+
+def check(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+    """Return what a test finds in each recorded cell; see the function of its name in `CHECKS`.
+
+    Parameters
+    ----------
+    test : of the ledger: 'check' names it, the rest are its parameters
+    table : 'paper/table', whose printed values are compared with
+    frame : the recorded rows, from `measured`
+    """
+    return CHECKS[test["check"]](test, table, frame)
+
+
+def _values(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+    """Compare with the printed value of the same keys, a time as a ratio to the non-private one.
+
+    `published` names the table where it is another.
+    """
+    compared = compare(test.get("published", table), frame)
+    return [c.outcome for c in compared if c.outcome is not None]
+
+
+def _rate(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+    """Ask for a success rate, with its interval, above or below `bound`."""
+    rates = frame[frame["metric"] == test.get("metric", "attack_success_rate")]
+    above = test["check"] == "rate_above"
+    outcomes = []
+    for row in rates.to_dict("records"):
+        low, high = rate_interval(row, rates)
+        gap, wide = row["mean"] - test["bound"], low <= test["bound"] <= high
+        why = f"the interval of a rate, {low:.2f} to {high:.2f}, includes {test['bound']:g}"
+        outcomes.append(Outcome(None if wide else (gap > 0) == above, gap, why if wide else ""))
+    return outcomes
+
+
+def rate_interval(row: dict[str, Any], rates: pd.DataFrame) -> tuple[float, float]:
+    """Return Wilson's interval of a success rate at its effective number of images.
+
+    Parameters
+    ----------
+    row : of a record
+    rates : all rows of its table and metric, over which the networks' correlation is pooled
+    """
+    total, seeds = int(row["n"]), int(row["seeds"])
+    alike = rates[(rates["n"] == row["n"]) & (rates["seeds"] == row["seeds"])]
+    effect = design_effect(alike["mean"], alike["std"], seeds, total // seeds)
+    return wilson_interval(row["mean"] * total / effect, total / effect)
+
+
+def _fewer_iterations(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+    """Ask that `rows` need fewer attack iterations than `than`, data set by data set."""
+    needed = frame[frame["metric"] == "attack_iterations"]
+    small, large = select(needed, test["rows"]), select(needed, test["than"])
+    pairs = small.merge(large, on="dataset", suffixes=("", "_than"))
+    return [Outcome(gap < 0, gap) for gap in pairs["mean"] - pairs["mean_than"]]
+
+
+def _ahead(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+    """Ask that `rows` be ahead of `than` at equal values of the columns `on`, by more than `by`.
+
+    Three seeds a side decide by the t-interval of the difference; with one seed it has to be more
+    than three times the arms' largest spread elsewhere in the table. `by` is negative where the
+    claim is that `rows` are not so far behind, `tie` is set where it is that they are not behind.
+    """
+    rows = frame[frame["metric"] == test["metric"]]
+    one, other = select(rows, test["rows"]), select(rows, test["than"])
+    pairs = one.merge(other, on=test["on"], suffixes=("", "_than"))
+    by = test.get("by", 0.0)
+    outcomes = []
+    for pair in pairs.to_dict("records"):
+        gap = pair["mean"] - pair["mean_than"] - by
+        unfair = pair["unfair"] or pair["unfair_than"]
+        if unfair or (by >= 0 and not (pair["learns"] and pair["learns_than"])):
+            outcomes.append(Outcome(None, gap, unfair or NO_LEARNING))
+            continue
+        half = _half_width(pair, pd.concat([one, other]))
+        why = "the interval of a difference includes what was asked for"
+        if abs(gap) <= half:
+            outcomes.append(Outcome(True if test.get("tie") else None, gap, why))
+        else:
+            outcomes.append(Outcome(gap > 0, gap))
+    return outcomes
+
+
+def _half_width(pair: dict[str, Any], arms: pd.DataFrame) -> float:
+    """Return half the width of a difference's 95 % interval, by Welch's t; of one seed, see above.
+
+    Rates of attacks spread over networks, all else over repetitions.
+    """
+    sides = [
+        (pair["std" + end] ** 2, int(pair[("seeds" if "victims" in pair else "n") + end]))
+        for end in ("", "_than")
+    ]
+    if min(n for _, n in sides) < SEEDS:
+        spreads = arms["std"][arms["n"].astype(int) >= SEEDS]
+        return 3 * float(spreads.max()) if len(spreads) else np.inf
+    squares = [variance / n for variance, n in sides]
+    if not sum(squares):
+        return 0.0
+    freedom = sum(squares) ** 2 / sum(
+        s**2 / (n - 1) for s, (_, n) in zip(squares, sides, strict=True)
+    )
+    return float(stats.t.ppf(0.975, freedom) * sum(squares) ** 0.5)
+
+
+def _best(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+    """Ask that the metric be highest where the column `over` is one of `at`.
+
+    Compared are rows with equal values of the columns `on` that have all of `levels`.
+    """
+    rows = frame[frame["metric"] == test["metric"]]
+    outcomes = []
+    for _, group in rows.groupby(test["on"]):
+        means = group.set_index(test["over"])["mean"]
+        if not {str(level) for level in test["levels"]} <= set(means.index):
+            continue
+        at = means[means.index.isin([str(level) for level in test["at"]])]
+        gap = float(at.max() - means.max())
+        unfair = max(group["unfair"]) or ("" if group["learns"].any() else NO_LEARNING)
+        best, rival = (group.set_index(test["over"]).loc[m.idxmax()] for m in (at, means))
+        pair = dict(best) | {f"{name}_than": value for name, value in rival.items()}
+        tied = gap < 0 and abs(gap) <= _half_width(pair, group)
+        why = unfair or ("the interval of a difference includes 0" if tied else "")
+        outcomes.append(Outcome(None if why else gap == 0, gap, why))
+    return outcomes
+
+
+def _bounded(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+    """Ask that a metric be at least, or at most, a number or another metric of its cell."""
+    rows = frame[frame["metric"] == test["metric"]]
+    bound = test["bound"]
+    if isinstance(bound, str):  # a cell's rows stand together: both come in the cells' order
+        bound = frame[frame["metric"] == bound]["mean"].to_numpy()
+    gaps = rows["mean"].to_numpy() - bound
+    held = gaps <= 0 if test["check"] == "at_most" else gaps >= 0
+    return [
+        Outcome(None if why else bool(h), float(g), why)
+        for h, g, why in zip(held, gaps, rows["unfair"], strict=True)
+    ]
+
+
+CHECKS: dict[str, Callable[[Test, str, pd.DataFrame], list[Outcome]]] = {
+    "values": _values,
+    "accounted": _values,
+    "ratio": _values,
+    "rate_above": _rate,
+    "rate_below": _rate,
+    "fewer_iterations": _fewer_iterations,
+    "ahead": _ahead,
+    "best": _best,
+    "shown": _bounded,
+    "at_most": _bounded,
+}
+
+
+def in_words(test: dict[str, Any]) -> str:
+    """Return a claim's test as a reader's words; `check` has their exact meaning.
+
+    >>> in_words({"check": "at_most", "metric": "slope", "bound": 1.25})
+    'slope ≤ 1.25'
+    """
+    return _words(test).replace("_", " ")
+
+
+def _words(test: dict[str, Any]) -> str:
+    kind, metric = test["check"], test.get("metric", "success rate")
+    match kind:
+        case "values":
+            return "each printed value comes out"
+        case "accounted":
+            return "each printed ε comes out"
+        case "rate_above" | "rate_below":
+            return f"{metric} {kind.removeprefix('rate_')} {test['bound']}, with its interval"
+        case "fewer_iterations":
+            return (
+                f"{_row_label(test['rows'])} needs fewer iterations than {_row_label(test['than'])}"
+            )
+        case "shown" | "at_most":
+            return f"{metric} {'≥' if kind == 'shown' else '≤'} {test['bound']}"
+        case "ratio":
+            return f"printed ratio within a factor of {RATIO_FACTOR}"
+        case "best":
+            return f"{metric} highest at {test['over']} = {' or '.join(map(str, test['at']))}"
+        case "ahead":
+            by = test.get("by", 0)
+            margin = f" less {-by}" if by < 0 else f" by {by}" if by else ""
+            rows, than = _row_label(test["rows"]), _row_label(test["than"])
+            above = "not below" if test.get("tie") else "above"
+            return f"{metric} of {rows} {above} that of {than}{margin}"
+    raise AssertionError(
+        f"the check {kind!r} has no words"
+    )  # a programmer's mistake: the ledger's form is checked
+
+
+def _row_label(rows: dict[str, Any]) -> str:
+    return ", ".join(
+        " or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values()
+    )

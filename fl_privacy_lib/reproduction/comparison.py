@@ -1,0 +1,158 @@
+"""Recorded rows beside printed values: which cell answers which value, and whether it came out."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fl_privacy_lib.accounting.conventions import UNREPRODUCED
+from fl_privacy_lib.reproduction.paths import MEASURED
+from fl_privacy_lib.reproduction.published import comparable, keys_of
+from fl_privacy_lib.reproduction.records import META, read_record
+from fl_privacy_lib.reproduction.verdict import (
+    Outcome,
+    agrees,
+    at_setting,
+    learns,
+    published_setting,
+    trial_of,
+    why_unfair,
+)
+
+JUDGED = ["at_setting", "judged", "unfair", "learns"]
+"""What `measured` says of each row, beside its columns."""
+
+
+def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
+    """Return a measured table ('paper/table') with the columns of `JUDGED`; it may be empty.
+
+    at_setting : whether a row ran at the table's published setting
+    judged : whether it belongs to the reading that the table is judged by
+    unfair : why its cell is no fair trial; '' where it is, or where nothing is searched
+    learns : whether its cell ends above the constant guess
+
+    Raises
+    ------
+    InputError
+        If the file is broken.
+    """
+    path = folder / f"{table}.csv"
+    if not path.exists():
+        return pd.DataFrame(columns=["metric", *JUDGED])
+    rows = _read(path, path.stat().st_mtime_ns)
+    trial, wide = trial_of(table), None
+    judged = pd.Series(True, index=rows.index)
+    for column, allowed in next(iter(trial.get("readings", {}).values()), {}).items():
+        judged &= rows[column].isin([str(value) for value in allowed])
+    rows = rows.assign(at_setting=at_setting(rows, published_setting(table)), judged=judged)
+    if not trial:
+        return rows.assign(unfair="", learns=True)
+    wide = cells(rows)
+    reasons = {tuple(cell["key"].values()): (why_unfair(cell), learns(cell)) for cell in wide}
+    keys = zip(*(rows[c] for c in wide[0]["key"]), strict=True)
+    unfair, above = zip(*(reasons[key] for key in keys), strict=True)
+    return rows.assign(unfair=unfair, learns=above)
+
+
+@functools.lru_cache(maxsize=128)
+def _read(path: Path, changed: int) -> pd.DataFrame:  # many claims rest on one table
+    return read_record(path)
+
+
+def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:
+    """Return the rows whose columns have the given value, or one of the given list of values."""
+    for column, wanted in rows.items():
+        allowed = [str(w) for w in (wanted if isinstance(wanted, list) else [wanted])]
+        if column not in frame:
+            return frame.iloc[:0]
+        frame = frame[frame[column].isin(allowed)]
+    return frame
+
+
+def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return a dict for each recorded cell: key columns, then means, spreads and counts.
+
+    >>> frame = pd.DataFrame({"dataset": ["a"] * 2, "metric": ["accuracy", "growth"],
+    ...                       "mean": [0.9, 2.0],
+    ...                       "std": [0.1, 0.0], "n": ["3", "3"], "seeds": ["3", "3"]})
+    >>> [(c["accuracy"], c["accuracy_std"], c["growth"]) for c in cells(frame)]
+    [(0.9, 0.1, 2.0)]
+    """
+    frame = select(frame, rows or {})
+    keys = [c for c in frame.columns if c not in {"metric", *JUDGED, *META}]
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in frame.to_dict("records"):
+        there = {k: row[k] for k in (*keys, "seeds", *JUDGED) if k in row}
+        there["key"] = {
+            k: row[k] for k in keys
+        }  # a budget is a key column and a metric of one name
+        cell = found.setdefault(tuple(row[k] for k in keys), there)
+        cell |= {
+            row["metric"] + name: row.get(part)
+            for name, part in (("", "mean"), ("_std", "std"), ("_n", "n"))
+        }
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published value beside the recorded cell that answers it; either may be missing.
+
+    Parameters
+    ----------
+    printed : the published row, or None for a cell that no paper prints
+    cell : the recorded cell as `cells` returns it, or None where nothing is recorded
+    outcome : whether the value came out; None without one of the two
+    """
+
+    printed: dict[str, Any] | None
+    cell: dict[str, Any] | None
+    outcome: Outcome | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the value came out."""
+        return self.outcome is not None and bool(self.outcome.held)
+
+
+def compare(
+    table: str, frame: pd.DataFrame, metric: str = "", unpublished: bool = False
+) -> list[Comparison]:
+    """Return a table's published values, each with the recorded cells of the same keys.
+
+    They stand in the printed order, values without a cell alone, and where they are asked for,
+    cells without a value after them. A value whose convention is not understood
+    (`accounting.conventions.UNREPRODUCED`) never comes out, even where it agrees.
+    """
+    printed = select(comparable(table), {"metric": metric} if metric else {})
+    keys = keys_of(printed)
+    of_keys: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for cell in cells(frame):
+        key = cell["key"] | {"dataset": cell["key"].get("dataset", "").removesuffix("_z")}
+        of_keys.setdefault(tuple(key.get(k) for k in keys), []).append(cell)
+    paper, _, name = table.partition("/")
+    compared, answered = [], set()
+    for row in ({str(k): v for k, v in row.items()} for row in printed.to_dict("records")):
+        asked = row["measured_as"]
+        answers = [c for c in of_keys.get(tuple(row[k] for k in keys), []) if asked in c]
+        answered |= {id(cell) for cell in answers}
+        understood = not any(entry.covers(paper, name, row) for entry in UNREPRODUCED)
+        compared += [Comparison(row, c, _outcome(row, c, understood)) for c in answers] or [
+            Comparison(row, None)
+        ]
+    alone = (c for cells_ in of_keys.values() for c in cells_ if id(c) not in answered)
+    return compared + [Comparison(None, cell) for cell in alone if unpublished]
+
+
+def _outcome(row: dict[str, Any], cell: dict[str, Any], understood: bool) -> Outcome:
+    """Return whether a printed row came out in a cell; a value that was tuned may exceed it."""
+    asked, printed = row["measured_as"], row["value"]
+    close = agrees(printed, cell[asked], cell[f"{asked}_std"], row["unit"], row["metric"])
+    gap = 0.0 if row["unit"] == "boolean" else cell[asked] - float(printed)
+    if close and understood:
+        return Outcome(True, gap)
+    if cell.get("unfair"):
+        return Outcome(None, gap, cell["unfair"])
+    return Outcome(False, gap, exceeded="searched" in cell and gap > 0)

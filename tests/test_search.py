@@ -1,0 +1,99 @@
+"""The search for a learning rate: what it asks for, what it chooses, and what never is chosen."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from fl_privacy_lib.reproduction.search import (
+    EXTENSIONS,
+    STEPS,
+    Try,
+    rate_at,
+    search,
+    stages_of,
+    step_near,
+)
+
+
+def run(accuracy, rounds=100, learns=lambda step, rounds: True, steps=STEPS, error=0.001):
+    """Run a search to its end; `accuracy` and `learns` are functions of a step and its rounds."""
+    stages = stages_of(rounds) if steps is STEPS else ((rounds, 1),)
+    tries = {}
+    for _ in range(100):
+        found = search(tries, stages, steps)
+        missing = [point for point in found.asked if point not in tries]
+        if not missing:
+            return found
+        assert found.rate is None
+        for length, rate in missing:
+            step = step_near(rate)
+            tries[length, rate] = Try(accuracy(step, length), error, learns(step, length))
+    raise AssertionError("the search does not end")
+
+
+def test_halving_tries_seven_then_three_then_two():
+    found = run(lambda step, rounds: 0.5 - 0.01 * abs(step + 1))
+    assert found.rate == rate_at(-1) and found.learns
+    count = {length: sum(r == length for r, _ in found.asked) for length in (10, 34, 100)}
+    assert count == {10: 7, 34: 3, 100: 2}
+
+
+def test_short_trainings_are_all_run_in_full():
+    found = run(lambda step, rounds: 0.5 - 0.01 * abs(step), rounds=10)
+    assert found.asked == tuple((10, rate_at(step)) for step in STEPS) and found.rate == rate_at(0)
+
+
+@pytest.mark.parametrize(("slope", "edge"), [(1, STEPS[-1] + 2), (-1, STEPS[0] - 2)])
+def test_a_best_at_the_edge_extends_it_twice_at_most(slope, edge):
+    found = run(lambda step, rounds: 0.5 + 0.01 * slope * step, rounds=10)
+    assert found.rate == rate_at(edge) and len(found.asked) == len(STEPS) + EXTENSIONS
+
+
+def test_an_edge_that_gains_less_than_its_error_is_not_extended():
+    found = run(lambda step, rounds: 0.5 - 0.01 * step, rounds=10, error=0.02)
+    assert len(found.asked) == len(STEPS) and found.rate == rate_at(STEPS[0])
+
+
+def test_a_later_stage_extends_the_edge_of_all_that_was_tried():
+    """The best of a short run lies inside, that of the whole one at the lower edge."""
+    found = run(lambda step, rounds: 0.5 - 0.01 * abs(step - (-3 if rounds == 10 else -5)))
+    assert found.rate == rate_at(-5) and (10, rate_at(-5)) not in found.asked
+
+
+def test_what_does_not_learn_is_never_the_best():
+    found = run(lambda step, rounds: 0.5 + 0.1 * step, 10, lambda step, rounds: step <= -3)
+    assert found.rate == rate_at(-3) and found.learns
+
+
+def test_where_nothing_learns_every_rate_is_run_in_full_and_the_guess_is_the_result():
+    found = run(lambda step, rounds: 0.1, learns=lambda step, rounds: False)
+    assert not found.learns and found.rate is not None
+    full = sorted(step_near(rate) for length, rate in found.asked if length == 100)
+    assert full == [STEPS[0] - 1, *STEPS, STEPS[-1] + 1]
+
+
+def test_a_stage_without_evidence_drops_no_rate():
+    """Only the smallest rate learns, and only in the end."""
+    found = run(lambda step, rounds: 0.1, learns=lambda step, rounds: rounds == 100 and step == -4)
+    assert found.learns and found.rate == rate_at(-4)
+
+
+def test_three_rates_around_another_cells_are_run_in_full():
+    found = run(lambda step, rounds: 0.5 - 0.01 * abs(step), steps=(-1, 0, 1))
+    assert found.asked == tuple((100, rate_at(step)) for step in (-1, 0, 1))
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=14, max_size=14),
+    st.lists(st.booleans(), min_size=14, max_size=14),
+    st.sampled_from([3, 10, 60, 100]),
+)
+def test_a_search_ends_and_chooses_the_best_that_ran_in_full(scores, learn, rounds):
+    score, ok = (lambda s, _: scores[s + 7]), (lambda s, _: learn[s + 7])
+    found = run(score, rounds, ok)
+    full = [step_near(rate) for length, rate in found.asked if length == rounds]
+    best = max(full, key=lambda s: (ok(s, 0), score(s, 0)))
+    assert score(step_near(found.rate), 0) == score(best, 0) and found.learns == ok(best, 0)
+    assert len(set(found.asked)) == len(found.asked)
+    assert len({rate for _, rate in found.asked}) <= len(STEPS) + EXTENSIONS
+    assert search({}, stages_of(rounds)).rate is None

@@ -160,6 +160,12 @@ class Scene:
     evaluation: tuple[torch.Tensor, torch.Tensor]
     test: tuple[torch.Tensor, torch.Tensor]
 
+    @property
+    def best_constant(self) -> float:
+        """Accuracy of the best constant guess on the evaluation data."""
+        labels = self.evaluation[1]
+        return float(torch.bincount(labels).max()) / len(labels)
+
 
 def scene(point: Training, seed: int, device: torch.device) -> Scene:
     """Return the first weights, the clients' data and the evaluation data of one seed.
@@ -271,9 +277,10 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
 
     Returns
     -------
-    accuracy, test_accuracy (NaN without test data), guess (accuracy of the best constant guess),
-    evaluated (examples behind the two), rounds_run, diverged, growth (of the weights' norm):
-    [seeds]
+    accuracy, test_accuracy (NaN without test data), rounds_run, diverged, growth (of the weights'
+    norm): [seeds]
+    guess, evaluated : [seeds], accuracy of what has not learned, the better of the best constant
+        guess and the first weights, and the examples behind it
     engine : [seeds], the one that was taken; '' where the weights did not stay finite
     curve : [seeds, looks], NaN where a training had stopped
     weights : [P] of the first seed
@@ -333,7 +340,8 @@ def train(
         defense = replace(defense, per_batch=norms if late is None else Then(late, norms))
     looked = (start.evaluation[0][:WATCHED], start.evaluation[1][:WATCHED])
     constant = float(torch.bincount(looked[1]).max()) / len(looked[1])
-    first_norm = norm_of(parameters_of(start.model))
+    untrained = parameters_of(start.model)
+    first_norm, first = norm_of(untrained), score(start.model, untrained, start.evaluation, engine)
     every = max(1, plan.rounds // CHECKS)
     with suppress(NotFinite):
         if checkpoint.exists() and not point.watched:
@@ -353,7 +361,7 @@ def train(
     result = {
         "accuracy": score(start.model, weights, start.evaluation, engine),
         "test_accuracy": score(start.model, weights, start.test, engine) if tested else math.nan,
-        "guess": float(torch.bincount(start.evaluation[1]).max()) / len(start.evaluation[1]),
+        "guess": max(start.best_constant, first),
         "evaluated": len(start.evaluation[1]),
         "rounds_run": max(curve) + 1,
         "diverged": float(has_diverged(curve, constant, growth)),

@@ -26,8 +26,14 @@ from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.comparison import measured
 from fl_privacy_lib.reproduction.experiment import Row
 from fl_privacy_lib.reproduction.experiments import training as fed_cdp
-from fl_privacy_lib.reproduction.experiments.training import NormWatch, NotFinite, Training
+from fl_privacy_lib.reproduction.experiments.training import Training
 from fl_privacy_lib.reproduction.experiments.training import point_of as training_of
+from fl_privacy_lib.reproduction.experiments.watching import (
+    NormWatch,
+    NotFinite,
+    end_if_not_finite,
+    has_diverged,
+)
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.search import STEPS, rate_at
 from fl_privacy_lib.reproduction.verdict import published_setting
@@ -188,7 +194,7 @@ def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
             "history": [(t, (), v) for t, v in enumerate(looks)],
         }
         torch.save(state, tmp_path / "state.pt")
-        fed_cdp.end_if_not_finite(tmp_path / "state.pt")
+        end_if_not_finite(tmp_path / "state.pt")
 
     kept(1e30, [0.1] * 50)
     kept(math.nan, [0.1, None])  # not looked at
@@ -216,13 +222,13 @@ def test_a_training_stops_only_when_its_weights_are_no_longer_finite(tmp_path):
     ],
 )
 def test_what_has_diverged(accuracies, growth, said):
-    assert fed_cdp.has_diverged(dict(enumerate(accuracies)), 0.1, growth) is said
+    assert has_diverged(dict(enumerate(accuracies)), 0.1, growth) is said
 
 
 def test_looks_that_are_far_apart_reach_ten_rounds_back():
     often = dict.fromkeys(range(9, 209, 10), 0.9)
-    assert not fed_cdp.has_diverged({**often, 219: 0.12}, 0.1, 50.0)
-    assert fed_cdp.has_diverged({**often, 209: 0.12, 219: 0.12}, 0.1, 50.0)
+    assert not has_diverged({**often, 219: 0.12}, 0.1, 50.0)
+    assert has_diverged({**often, 209: 0.12, 219: 0.12}, 0.1, 50.0)
 
 
 def test_a_lost_training_goes_on_to_its_end_and_is_reported_as_such(tmp_path):

@@ -104,7 +104,6 @@ def learning_rates(settings: FedCdp, dataset: str, recorded: Recorded) -> list[R
     cell = partial(training, settings, dataset, held_out=True, rounds=10)
     points = [cell(*arm) for arm in ARMS]
     if dataset == "mnist":
-        points += [cell("fed_cdp", "code", noise_scale=z) for z in SWEEP]
         points += [cell(*arm, local_iterations=1) for arm in COMPARED]
     return [training_row(replace(point, local_lr=rate)) for point in points for rate in RATES]
 
@@ -183,16 +182,17 @@ def table_4_large(settings: FedCdp, dataset: str) -> list[Cell]:
     ]
 
 
-def noise(
-    pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str, recorded: Recorded
-) -> list[Row]:
-    """Return accuracy over (K_t, z), each z at its own learning rate; a round's noise is z/√K_t."""
-    cell = partial(training, settings, dataset, "fed_cdp")
-    points = [cell("code", noise_scale=z, participants=k) for k, z in pairs]
-    points += [cell("printed", participants=10)] if (10, 6.0) in pairs else []
-    return [training_row(with_rate(p, recorded), multiplier=f"{p.multiplier:.6g}",
-                 round_noise=f"{p.multiplier / p.participants**0.5:.6g}")
-            for p in points]  # fmt: skip
+def noise(pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str) -> list[Cell]:
+    """Return accuracy over (K_t, z), of one seed; the noise on a round's mean is z/√K_t."""
+    points = [
+        training(settings, dataset, "fed_cdp", "code", noise_scale=z, participants=k)
+        for k, z in pairs
+    ]
+    return [
+        Cell(p, {"multiplier": f"{p.multiplier:.6g}",
+                 "round_noise": f"{p.multiplier / p.participants**0.5:.6g}"})
+        for p in points
+    ]  # fmt: skip
 
 
 def utility(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
@@ -313,13 +313,16 @@ PARTS = {
     "learning_rates": Column("learning_rates", ("mnist", "digits"), learning_rates),
     **_table_2(*POPULATIONS[:3]),
     **_over_data("", "cancer", "cancer_z", "adult", "adult_z"),
-    "noise": Column("noise", ("mnist",), partial(noise, tuple((10, z) for z in (*SWEEP, 6.0)))),
+    **_printed("noise", ("mnist",), partial(noise, tuple((10, z) for z in SWEEP))),
     "utility": Column("utility", ("mnist",), utility),
     "figure_3": Column("figure_3", ("mnist",), figure_3),
     "variants": Column("variants", ("mnist",), variants),
     "figure_5": Column("figure_5_accuracy", ("mnist",), figure_5),
-    "noise_over_clients": Column(
-        "noise", ("mnist",), partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0)))
+    **_printed(
+        "noise",
+        ("mnist",),
+        partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0))),
+        "noise_over_clients",
     ),
     **_table_2(*POPULATIONS[3:6]),
     **_over_data("_mnist", "mnist"),

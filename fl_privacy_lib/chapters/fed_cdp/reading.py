@@ -115,8 +115,8 @@ def epsilons(point: Training) -> str:
     )
 
 
-Rate = Literal["chosen", "coded", "best"]
-"""A learning rate: chosen in the small cell, the code's own, or the best tried in this cell."""
+Rate = Literal["searched", "chosen", "coded"]
+"""A learning rate: searched in its own cell, chosen in the small one, or the released code's."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class NoisePoint:
 
     @property
     def tuned(self) -> bool:
-        """Whether the learning rate was chosen for this σ."""
-        return self.rate in ("chosen", "best")
+        """Whether the learning rate was searched in this cell."""
+        return self.rate == "searched"
 
 
 def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
@@ -140,8 +140,7 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
 
     Parameters
     ----------
-    tables : name → measured table, of 'noise', 'table_2' and 'every_rate'; of the last, the best
-        rate
+    tables : name → measured table, of 'noise' and 'table_2'
     """
     rows = {
         "dataset": "mnist",
@@ -152,10 +151,10 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
         "batch_size": "5",
     }
     points: dict[Training, NoisePoint] = {}
-    for name, frame in tables.items():
-        pairs = [(point_of(cell), cell) for cell in cells(frame, rows)]
-        for point, cell in _best_rates(pairs) if name == "every_rate" else pairs:
-            rate: Rate = "best" if name == "every_rate" else "chosen"
+    for frame in tables.values():
+        for cell in cells(frame, rows):
+            point = point_of(cell)
+            rate: Rate = "searched" if "searched" in cell else "chosen"
             if point.setting == "as_coded":
                 rate = "coded"
             x = point.multiplier / math.sqrt(point.participants)
@@ -164,17 +163,6 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
             if once not in points or points[once].point.seeds < point.seeds:
                 points[once] = NoisePoint(x, cell["accuracy"], cell["accuracy_std"], point, rate)
     return sorted(points.values(), key=lambda p: p.x)
-
-
-Pairs = list[tuple[Training, dict[str, Any]]]  # a training and its recorded cell
-
-
-def _best_rates(pairs: Pairs) -> Pairs:
-    """Return the best of every group that differs in its rate alone."""
-    groups: dict[Training, Pairs] = {}
-    for point, cell in pairs:
-        groups.setdefault(replace(point, local_lr=CODE_RATE), []).append((point, cell))
-    return [max(group, key=lambda pair: float(pair[1]["accuracy"])) for group in groups.values()]
 
 
 Bracket = tuple[float | None, float | None]

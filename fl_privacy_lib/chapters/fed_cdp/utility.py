@@ -20,9 +20,9 @@ from fl_privacy_lib.reproduction.experiments.training import (
     ENGINE,
     Scene,
     Training,
-    norm_of,
     scene,
 )
+from fl_privacy_lib.reproduction.experiments.watching import norm_of
 from fl_privacy_lib.reproduction.records import Values, numbers
 from fl_privacy_lib.sampling import Plan
 

@@ -6,9 +6,9 @@ A `Training` is one cell of the paper's tables; `measure` trains it for all its 
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,19 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.registry import build as build_defense
 from fl_privacy_lib.defenses.route import Then
-from fl_privacy_lib.defenses.stage import Transformation
 from fl_privacy_lib.federated import accuracy, simulate
 from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.federated.simulation import RoundReport
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.experiments.setups import network_for, setup_of
+from fl_privacy_lib.reproduction.experiments.watching import (
+    NormWatch,
+    NotFinite,
+    end_if_not_finite,
+    has_diverged,
+    norm_of,
+    read_checkpoint,
+)
 from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.records import source_digest
 from fl_privacy_lib.sampling import Plan
@@ -54,7 +61,6 @@ FOLDS = 10  # a tenth is held out for a search; of small data a fifth
 SMALL, SMALL_FOLDS = 5000, 5
 WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
 CHECKS = 20  # times that a training is looked at
-LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
 ENGINE = "auto"
 """What trains, live and recorded.
 
@@ -203,69 +209,6 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
 def folds_of(examples: int) -> int:
     """Return into how many parts training data are cut, one of which is held out for a search."""
     return FOLDS if examples >= SMALL else SMALL_FOLDS
-
-
-class NotFinite(Exception):
-    """The weights of a training are no longer numbers."""
-
-
-def read_checkpoint(checkpoint: Path) -> tuple[Gradient, dict[int, float | None]]:
-    """Return the weights after the last round, and round → accuracy, None where not measured."""
-    record = torch.load(checkpoint, weights_only=True)
-    return record["weights"], {round: score for round, _, score in record["history"]}
-
-
-def end_if_not_finite(checkpoint: Path) -> None:
-    """Raise `NotFinite` where the last finished round was looked at and its weights are not finite.
-
-    Nothing else ends a training: one that is at chance under much noise may still learn, late.
-    """
-    weights, looks = read_checkpoint(checkpoint)
-    if looks[max(looks)] is not None and not math.isfinite(norm_of(weights)):
-        raise NotFinite
-
-
-def has_diverged(curve: Mapping[int, float], constant: float, growth: float) -> bool:
-    """Return whether the weights are not finite, or long while the training ended at chance.
-
-    Parameters
-    ----------
-    curve : round → accuracy; at chance is one that was within `LOST` of `constant`, or below, at
-        every look over `ROUNDS_LOST` rounds and more until the end
-    constant : the accuracy of the best constant guess
-    growth : the weights' norm over their first one; long is `EXPLODED` and more
-    """
-    since = max((t for t in curve if t <= max(curve) - ROUNDS_LOST), default=None)
-    at_chance = since is not None and all(
-        value <= constant + LOST for t, value in curve.items() if t >= since
-    )
-    return not math.isfinite(growth) or (at_chance and growth >= EXPLODED)
-
-
-def norm_of(tensors: Gradient) -> float:
-    """Return the ℓ2 norm of all tensors together."""
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors.values()))
-
-
-@dataclass(frozen=True, eq=False)
-class NormWatch(Transformation):
-    """A stage that changes nothing and keeps the mean norm of the raw gradients of each tensor."""
-
-    norms: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict, repr=False)
-
-    def __call__(self, values: Gradient, ctx: Any) -> Gradient:
-        """Return the values as they are."""
-        means = torch.stack([n.mean() for n in ctx.norms.values()])  # [M]
-        self.norms.setdefault((ctx.round, ctx.iteration), []).append(means.cpu())
-        return values
-
-    def table(self, rounds: int, local_iterations: int) -> np.ndarray:
-        """Return the means over clients, [T, L, M]."""
-        rows = [
-            [torch.stack(self.norms[t, i]).mean(0) for i in range(local_iterations)]
-            for t in range(rounds)
-        ]
-        return torch.stack([torch.stack(row) for row in rows]).numpy()
 
 
 def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np.ndarray]:

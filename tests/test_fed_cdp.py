@@ -547,14 +547,14 @@ def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeyp
     assert (tmp_path / "fed_cdp" / "table_1.csv").read_text() == before
 
 
-def test_an_unknown_part_is_refused():
+def test_an_unknown_part_is_refused(tmp_path):
     with pytest.raises(
         InputError,
         match="records no 'table_9'; it records fed_cdp/statements, learning_rates, search_table_2",
     ):
         record(FULL, "table_9")
     with pytest.raises(InputError, match=r"learning rate of digits.* is not chosen yet"):
-        record(FedCdp.of_profile("full", dataset="digits"), "noise")
+        record(FedCdp.of_profile("full", dataset="digits"), "variants", tmp_path)
 
 
 def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():

@@ -30,9 +30,9 @@ def check(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
 def _values(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     """Compare with the printed value of the same keys, a time as a ratio to the non-private one.
 
-    `published` names the table where it is another.
+    `published` names the table where it is another, `instead` a metric that a departure measures.
     """
-    compared = compare(test.get("published", table), frame)
+    compared = compare(test.get("published", table), frame, instead=test.get("instead"))
     return [c.outcome for c in compared if c.outcome is not None]
 
 

@@ -16,7 +16,11 @@ from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.reproduction.checks import CHECKS, check
 from fl_privacy_lib.reproduction.comparison import Comparison, measured, select
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
-from fl_privacy_lib.reproduction.published import has_published, load_published
+from fl_privacy_lib.reproduction.published import (
+    MEAN_SQUARES,
+    has_published,
+    load_published,
+)
 from fl_privacy_lib.reproduction.verdict import (
     Evidence,
     Outcome,
@@ -138,11 +142,18 @@ def _gaps(outcomes: list[Outcome]) -> str:
 
 def _departures(entry: dict[str, Any], full: pd.DataFrame) -> list[str]:
     """Return on how many cells the test holds in each reading that the table is not judged by."""
-    counts = []
-    for name, columns in list(trial_of(entry["table"]).get("readings", {}).items())[1:]:
-        rows = select(full, columns)
-        outcomes = [] if rows["judged"].all() else check(entry["test"], entry["table"], rows)
-        if outcomes:
+    counts, test, table = [], entry["test"], entry["table"]
+    readings = {
+        name: (test, select(full, columns))
+        for name, columns in list(trial_of(table).get("readings", {}).items())[1:]
+    }
+    if test["check"] == "values" and "mse" in set(full["metric"]):
+        squares = test | {"instead": MEAN_SQUARES}
+        readings["distances by the formula, without the root"] = squares, full
+    for name, (other, rows) in readings.items():
+        if other == test and rows["judged"].all():
+            continue
+        if outcomes := check(other, table, rows):
             counts.append(f"{name}: {sum(bool(o.held) for o in outcomes)} of {len(outcomes)}")
     return counts
 

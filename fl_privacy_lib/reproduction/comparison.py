@@ -1,6 +1,7 @@
 """Recorded rows beside printed values: which cell answers which value, and whether it came out."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fl_privacy_lib.reproduction.verdict import (
 
 JUDGED = ["at_setting", "judged", "unfair", "learns"]
 """What `measured` says of each row, beside its columns."""
+INNER_STEPS = 20  # of every optimiser in an attack iteration
 
 
 def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
@@ -93,7 +95,18 @@ def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[
             row["metric"] + name: row.get(part)
             for name, part in (("", "mean"), ("_std", "std"), ("_n", "n"))
         }
-    return list(found.values())
+    return [_derived(cell) for cell in found.values()]
+
+
+def _derived(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell with the metrics that follow from its own: root mean squares, inner steps."""
+    if cell.get("mse", 0) > 0:
+        cell["rmse"] = cell["mse"] ** 0.5
+        cell["rmse_std"] = cell["mse_std"] / (2 * cell["rmse"])
+    if "attack_iterations" in cell:
+        for end in ("", "_std"):
+            cell["attack_steps" + end] = INNER_STEPS * cell["attack_iterations" + end]
+    return cell
 
 
 @dataclass(frozen=True)
@@ -118,15 +131,21 @@ class Comparison:
 
 
 def compare(
-    table: str, frame: pd.DataFrame, metric: str = "", unpublished: bool = False
+    table: str,
+    frame: pd.DataFrame,
+    metric: str = "",
+    unpublished: bool = False,
+    instead: Mapping[str, str] | None = None,
 ) -> list[Comparison]:
     """Return a table's published values, each with the recorded cells of the same keys.
 
     They stand in the printed order, values without a cell alone, and where they are asked for,
     cells without a value after them. A value whose convention is not understood
-    (`accounting.conventions.UNREPRODUCED`) never comes out, even where it agrees.
+    (`accounting.conventions.UNREPRODUCED`) never comes out, even where it agrees. `instead` names
+    another measured metric for a published one: a departure.
     """
     printed = select(comparable(table), {"metric": metric} if metric else {})
+    printed["measured_as"] = printed["measured_as"].replace(dict(instead or {}))
     keys = keys_of(printed)
     of_keys: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for cell in cells(frame):

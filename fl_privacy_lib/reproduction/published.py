@@ -7,8 +7,8 @@ import pandas as pd
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.reproduction.paths import PUBLISHED
 
-MEASURED_AS = {"rmse": "mse"}
-"""Published metric → measured metric, where a paper's name and formula differ: it takes no root."""
+MEAN_SQUARES = {"rmse": "mse"}
+"""Published metric → measured metric, by the formula: both papers that name it take no root."""
 
 
 def load_published(table: str, folder: Path = PUBLISHED) -> pd.DataFrame:
@@ -44,7 +44,9 @@ def comparable(table: str) -> pd.DataFrame:
 
     The column `measured_as` names the measured metric. Times become ratios to the non-private one,
     since only ratios compare across machines; a budget in a key column becomes a row; a boolean is
-    answered by a success rate.
+    answered by a success rate; GradInv's iterations are steps of Adam. A distance is the root mean
+    square that its name says: by the printed formula, without the root, several images that count
+    as recovered would be farther off than a grey one.
     """
     printed = load_published(table)
     times = printed["unit"].isin(["ms", "s"])
@@ -67,7 +69,8 @@ def comparable(table: str) -> pd.DataFrame:
             "value": budgets["target_epsilon"],
         }
         printed = pd.concat([printed, budgets.assign(**columns)], ignore_index=True)
-    answered = printed["metric"].map(lambda metric: MEASURED_AS.get(metric, metric))
-    return printed.assign(
-        measured_as=answered.mask(printed["unit"] == "boolean", "attack_success_rate")
-    )
+    answered = printed["metric"].mask(printed["unit"] == "boolean", "attack_success_rate")
+    if "attack" in printed:
+        steps = (printed["attack"] == "gradinv") & (answered == "attack_iterations")
+        answered = answered.mask(steps, "attack_steps")
+    return printed.assign(measured_as=answered)

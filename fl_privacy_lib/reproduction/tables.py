@@ -156,6 +156,7 @@ RESILIENCE: Columns = {
     "succeeds": lambda row: {"true": "no", "false": "yes"}.get(row.published("resilient"), "—"),
     "recovered": Row.rate,
     "distance": lambda row: row.published("rmse"),
+    "RMSE": lambda row: row.spread("rmse") if row.cell and "rmse" in row.cell else "—",
     "MSE": lambda row: row.spread("mse"),
     "iterations": lambda row: (
         f"{row.published('attack_iterations')} / {row.mean('attack_iterations')}"

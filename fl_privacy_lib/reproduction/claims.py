@@ -31,8 +31,11 @@ from fl_privacy_lib.reproduction.verdict import (
 )
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
-FIELDS = set("id paper where kind chapter statement table rows test setting refutation why".split())
-KINDS = ("table", "figure", "proposition", "claim")
+FIELDS = set(
+    "id paper where kind chapter statement table rows test setting refutation why "
+    "because lost unfair".split()
+)
+KINDS = ("table", "figure", "proposition", "claim", "finding")
 CHECKS = (
     "values",
     "accounted",

@@ -21,6 +21,7 @@ from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS, ROOT
 from fl_privacy_lib.reproduction.published import has_published
 from fl_privacy_lib.reproduction.verdict import (
     Evidence,
+    Outcome,
     Status,
     agrees,
     at_setting,
@@ -29,7 +30,10 @@ from fl_privacy_lib.reproduction.verdict import (
 )
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-KNOWN = yaml.safe_load((RESULTS / "settings.yml").read_text())
+KNOWN = {
+    table: {column: value for column, value in setting.items() if column != "trial"}
+    for table, setting in yaml.safe_load((RESULTS / "settings.yml").read_text()).items()
+}
 TABLES = [f"{path.parent.name}/{path.stem}" for path in sorted(MEASURED.glob("*/*.csv"))]
 
 # ---- a value -------------------------------------------------------------------------------------
@@ -77,32 +81,45 @@ def test_more_spread_never_loses_a_value(mean, std, more):
 
 # ---- the decision --------------------------------------------------------------------------------
 
-HELD = st.lists(st.booleans(), max_size=4).map(tuple)
+HELD = st.lists(st.sampled_from([True, False, None]), max_size=4).map(
+    lambda held: tuple(Outcome(h) for h in held)
+)
+COUNTER = st.lists(st.booleans(), max_size=4).map(tuple)
 
 
-@given(st.booleans(), st.booleans(), HELD, HELD)
-def test_what_counts_was_recorded_at_the_setting_and_compared(recorded, full, held, counter):
-    outcome = decide(Evidence(recorded, full, held, counter))
-    counts = {Status.REPRODUCED, Status.NOT_REPRODUCED, Status.REFUTED}
+@given(st.booleans(), st.booleans(), HELD, COUNTER, st.sampled_from(["", "its rate is lost"]))
+def test_what_counts_was_recorded_at_the_setting_and_compared(recorded, full, held, counter, lost):
+    outcome = decide(Evidence(recorded, full, held, counter, lost))
+    counts = set(Status) - {Status.NOT_RUN, Status.REDUCED_SETTING}
     assert (outcome.status in counts) == bool(recorded and full and held)
     assert (outcome.status is Status.REFUTED) == bool(recorded and full and held and any(counter))
+    results = [o.held for o in held]
     if outcome.status is Status.REPRODUCED:
-        assert outcome.held == outcome.cells == len(held) and all(held)
+        assert outcome.held == outcome.cells == len(held) and all(results)
     if outcome.status is Status.NOT_REPRODUCED:
-        assert outcome.held < outcome.cells == len(held)
+        assert outcome.held < outcome.cells == len(held) and False in results and not lost
+    if outcome.status is Status.UNDECIDED:
+        assert lost or (None in results and False not in results)
 
 
 def test_each_status_can_come_out():
+    held, failed, open_ = Outcome(True), Outcome(False), Outcome(None, why="one seed")
+    beyond = Outcome(False, exceeded=True)
     outcomes = {
         Status.NOT_RUN: [Evidence(False), Evidence(True, True)],
-        Status.REDUCED_SETTING: [Evidence(True, False, (True,))],
-        Status.REPRODUCED: [Evidence(True, True, (True, True))],
-        Status.NOT_REPRODUCED: [Evidence(True, True, (True, False))],
-        Status.REFUTED: [Evidence(True, True, (True,), (False, True))],
+        Status.REDUCED_SETTING: [Evidence(True, False, (held,))],
+        Status.REPRODUCED: [Evidence(True, True, (held, held)), Evidence(True, True, (held,), lost="x")],
+        Status.EXCEEDED: [Evidence(True, True, (held, beyond))],
+        Status.NOT_REPRODUCED: [Evidence(True, True, (held, failed)),
+                                Evidence(True, True, (open_, failed, beyond))],
+        Status.UNDECIDED: [Evidence(True, True, (held, open_)), Evidence(True, True, (beyond, open_)),
+                           Evidence(True, True, (held, failed), lost="x")],
+        Status.REFUTED: [Evidence(True, True, (held,), (False, True))],
     }  # fmt: skip
     assert set(outcomes) == set(Status)
     for status, cases in outcomes.items():
         assert {decide(case).status for case in cases} == {status}
+    assert decide(Evidence(True, True, (held, open_))).note == "one seed"
 
 
 def test_every_status_has_its_badge():

@@ -41,15 +41,15 @@ def sampled_gaussian_lower_bound(
 
 
 def global_rate(batch_size: int, participants: int, examples: int) -> float:
-    """Return B·K_t/N, the rate that Fed-CDP's Proposition 1 is used for.
+    """Return B·K_t/N, the rate in the sentence after Fed-CDP's Proposition 1.
 
     Notes
     -----
-    The proposition says that each class is drawn as often as it occurs. That holds of any plan that
-    treats classes alike, and says nothing on *which examples are drawn together or how often one is
-    drawn*: in a round an example is used with probability K_t/K (its client takes part and passes
-    over it), and two examples of one client always together. Amplification needs the distribution
-    of the whole batch, not that of one class.
+    The proposition says that each class is drawn as often as it occurs. That holds where all
+    clients hold as many examples, and says nothing on *which examples are drawn together*: the
+    examples of a client are there in a round all at once or not at all. Where its other gradients
+    betray that it takes part, drawing clients amplifies nothing. Chapter 03 has a lower bound on ε
+    for batches drawn with replacement, as the text says; the released code makes one pass.
 
     Examples
     --------

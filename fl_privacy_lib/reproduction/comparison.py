@@ -102,10 +102,10 @@ def _derived(cell: dict[str, Any]) -> dict[str, Any]:
     """Return a cell with the metrics that follow from its own: root mean squares, inner steps."""
     if cell.get("mse", 0) > 0:
         cell["rmse"] = cell["mse"] ** 0.5
-        cell["rmse_std"] = cell["mse_std"] / (2 * cell["rmse"])
+        cell |= {"rmse_std": cell["mse_std"] / (2 * cell["rmse"]), "rmse_n": cell["mse_n"]}
     if "attack_iterations" in cell:
-        for end in ("", "_std"):
-            cell["attack_steps" + end] = INNER_STEPS * cell["attack_iterations" + end]
+        for end, factor in (("", INNER_STEPS), ("_std", INNER_STEPS), ("_n", 1)):
+            cell["attack_steps" + end] = factor * cell["attack_iterations" + end]
     return cell
 
 

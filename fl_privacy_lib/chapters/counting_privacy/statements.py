@@ -4,7 +4,11 @@ Nothing here is random, and nothing is trained.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
+from scipy.stats import gamma
 
 from fl_privacy_lib import audit
 from fl_privacy_lib.accounting import conventions as given
@@ -12,9 +16,14 @@ from fl_privacy_lib.accounting import schedules
 from fl_privacy_lib.accounting.accountants import Accountant, Events, spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
+from fl_privacy_lib.chapters.counting_privacy.local_sampling import (
+    class_gap,
+    local_sampling_epsilon,
+)
 from fl_privacy_lib.defenses import Holding, fed_cdp
 from fl_privacy_lib.defenses.releases import release
 from fl_privacy_lib.reproduction.experiments.setups import PAPER, SETUPS
+from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.statements import Case
 from fl_privacy_lib.sampling import Plan
 
@@ -22,24 +31,23 @@ STATEMENTS = "audit/statements"
 DELTA = given.DELTA
 TENSORS = 3  # of the papers' image network: two convolutions and a dense layer, no bias
 COORDINATES = 34_720  # of the same network
-PARTICIPANTS = 100
+SHARES = (0.05, 0.1, 0.2, 0.5)  # K_t/K in Fed-CDP's Table II
+_NOT_COUNTED: dict[str, Any] = {"sampling": "none", "accountant": "none", "delta": 0.0}
 
 
 def _moments(rate: float, noise: float, steps: int) -> float:
-    return spend(
-        Event(rate, noise, "example", "add_remove", uses=steps), "moments_accountant", DELTA
-    ).epsilon
+    run = Event(rate, noise, "example", "add_remove", uses=steps)
+    return spend(run, "moments_accountant", DELTA).epsilon
+
+
+def _mnist(taking: int) -> float:
+    """Return B·K_t/N for MNIST, where N = 50,000."""
+    return audit.global_rate(5, taking, SETUPS["mnist"].examples)
 
 
 def _paper_plan(**changes: Any) -> Plan:
-    values = {
-        "clients": 1000,
-        "participants": 100,
-        "rounds": 100,
-        "local_iterations": 100,
-        "batch_size": 5,
-    }
-    return Plan(**(values | {"local_lr": 0.05} | changes))
+    values = {"clients": 1000, "participants": 100, "local_lr": 0.05}
+    return Plan(**({"rounds": 100, "local_iterations": 100, "batch_size": 5} | values | changes))
 
 
 def statement_rows() -> list[Case]:
@@ -49,44 +57,52 @@ def statement_rows() -> list[Case]:
         *_same_rate_everywhere(),
         *_conditions(),
         *_client_level(),
+        *_local_sampling(),
         *_mechanism(),
         *_composition(),
         *_printed_schedules(),
+        *_printed_twice(),
         *readings(),
     ]
 
 
 def _smaller_than_fed_sdp() -> list[Case]:
-    rows = []
-    for dataset, rounds in given.ROUNDS.items():
-        for iterations in (100, 200):
-            example = _moments(given.EXAMPLE_RATE, 6.0, rounds * iterations)
-            client = _moments(given.CLIENT_RATE, 6.0, rounds)
-            rows.append(Case(
-                "smaller_than_fed_sdp", f"{dataset}, L = {iterations}", client, example,
-                setting={"dataset": dataset, "local_iterations": iterations, "rounds": rounds},
-            ))  # fmt: skip
-    return rows
+    """Return the five trainings of Table VI, and the populations of Table II by the same count."""
+    table = [
+        Case(
+            "smaller_than_fed_sdp",
+            f"{dataset}, L = 100",
+            _moments(given.CLIENT_RATE, 6.0, rounds),
+            _moments(given.EXAMPLE_RATE, 6.0, rounds * 100),
+            setting={"dataset": dataset, "local_iterations": 100, "rounds": rounds},
+        )
+        for dataset, rounds in given.ROUNDS.items()
+    ]
+    return table + [
+        Case(
+            "smaller_in_every_population",
+            f"K = {clients}, K_t = {taking}",
+            _moments(taking / clients, 6.0, 100),
+            _moments(_mnist(taking), 6.0, 10_000),
+            setting={"K": clients, "K_t": taking, "q": f"{_mnist(taking):.4g}"},
+        )
+        for clients in (100, 1_000, 10_000)
+        for taking in (round(clients * share) for share in SHARES)
+    ]
 
 
 def _same_rate_everywhere() -> list[Case]:
-    rows = []
-    for dataset in PAPER:
-        batch, examples = SETUPS[dataset].batch_size, SETUPS[dataset].examples
-        steps, rate = (
-            given.ROUNDS[dataset] * given.LOCAL_ITERATIONS,
-            audit.global_rate(batch, PARTICIPANTS, examples),
+    return [
+        Case(
+            "one_rate_for_all",
+            dataset,
+            _moments(given.EXAMPLE_RATE, 6.0, 100 * given.ROUNDS[dataset]),
+            _moments(rate, 6.0, 100 * given.ROUNDS[dataset]),
+            setting={"B": data.batch_size, "K_t": 100, "N": data.examples, "q": f"{rate:.4g}"},
         )
-        rows.append(
-            Case(
-                "one_rate_for_all",
-                dataset,
-                _moments(given.EXAMPLE_RATE, 6.0, steps),
-                _moments(rate, 6.0, steps),
-                setting={"B": batch, "K_t": PARTICIPANTS, "N": examples, "q": f"{rate:.4g}"},
-            )
-        )
-    return rows
+        for dataset, data in ((name, SETUPS[name]) for name in PAPER)
+        for rate in (audit.global_rate(data.batch_size, 100, data.examples),)
+    ]
 
 
 def _conditions() -> list[Case]:
@@ -95,6 +111,8 @@ def _conditions() -> list[Case]:
         "Fed-SDP, σ = 6": (0.1, 6.0),
         "Fed-αCDP, σ = 15": (0.01, 15.0),
     }
+    for taking in (200, 500, 1_000, 2_000, 5_000):  # the K_t above 100 in Table II
+        used[f"Fed-CDP, K_t = {taking}"] = (_mnist(taking), 6.0)
     return [
         Case(
             "sampling_condition",
@@ -109,177 +127,163 @@ def _conditions() -> list[Case]:
 
 
 def _client_level() -> list[Case]:
-    claimed = _moments(given.EXAMPLE_RATE, 6.0, 10_000)
-    rows = []
-    for name, defense in (("as printed", fed_cdp("example")), ("as coded", fed_cdp("batch"))):
-        plan, one_tensor = _paper_plan(), Holding(50_000, 500, 1)
-        once = gdp_epsilon(release(defense, plan, one_tensor, "client").mu, DELTA)
-        whole = audit.statement(
-            defense, plan, one_tensor, delta=DELTA, unit="client"
-        ).proved.epsilon
-        reading: dict[str, Any] = {
-            "privacy_unit": "client",
-            "sampling": "none",
-            "accountant": "gdp",
-        }
-        rows.append(
-            Case("billboard", f"{name}, one participation, M = 1", claimed, once, **reading)
+    plan, holding = _paper_plan(), Holding(50_000, 500, 1)
+    reading: dict[str, Any] = {"privacy_unit": "client", "sampling": "none", "accountant": "gdp"}
+    in_full: dict[str, Any] = {"delta": DELTA, "unit": "client"}
+    return [
+        Case(
+            "billboard",
+            f"{name}, {what}, M = 1",
+            _moments(given.EXAMPLE_RATE, 6.0, 10_000),
+            found,
+            **reading,
         )
-        rows.append(Case("billboard", f"{name}, 100 rounds, M = 1", claimed, whole, **reading))
-    return rows
+        for name, defense in (("as printed", fed_cdp("example")), ("as coded", fed_cdp("batch")))
+        for what, found in (
+            (
+                "one participation",
+                gdp_epsilon(release(defense, plan, holding, "client").mu, DELTA),
+            ),
+            ("100 rounds", audit.statement(defense, plan, holding, **in_full).proved.epsilon),
+        )
+    ]
+
+
+def _local_sampling() -> list[Case]:
+    """Return the printed Proposition 1, and the sentence after it among 100 clients of MNIST."""
+    shards = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 20)).reshape(100, 2)
+    gap = class_gap(250.0 * (shards[:, :, None] == np.arange(10)).sum(1))
+    cases = [
+        *((f"K = 100, K_t = {100 * share:g}", round(100 * share), 6.0) for share in SHARES),
+        # a client's own update, which types 0 and 1 read: a draw of noise for each of five examples
+        ("K = 100, K_t = 5, noise as Algorithm 2 prints it", 5, 6 * math.sqrt(5)),
+    ]
+    drawn: dict[str, Any] = {"clients": 100, "batch_sampling": "with_replacement"}
+    return [
+        Case("proposition_1", "100 clients of 500, two shards each", 0.0, gap, "probability",
+             **_NOT_COUNTED),
+        *(Case(
+            "local_sampling", name, _moments(_mnist(taking), 6.0, 10_000),
+            local_sampling_epsilon(_paper_plan(participants=taking, **drawn), 500, noise, DELTA),
+            sampling="with_replacement", accountant="two numbers a round, lower bound",
+            setting={"K": 100, "K_t": taking, "n": 500, "B": 5, "L": 100, "T": 100,
+                     "z": f"{noise:.4g}"},
+        ) for name, taking, noise in cases),
+    ]  # fmt: skip
 
 
 def _mechanism() -> list[Case]:
     claimed = _moments(given.EXAMPLE_RATE, 6.0, 10_000)
-    bound = audit.sampled_gaussian_lower_bound
-    toy, formula = bound(0.1, 6.0, 100, DELTA), _moments(0.001, 6.0, 10_000)
-    few = {"K": 10, "K_t": 1, "n": 500, "B": 5, "L": 100, "T": 100}
+    # the density e^{-β|μ|} has β = Bε/2S; with S a tenth larger, β|μ| follows a gamma law, and
+    # beyond this value of it the privacy loss is above one half
+    far = (0.5 + COORDINATES * math.log(1.1)) / 0.1
     return [
-        Case(
-            "per_layer",
-            "M = 3",
-            claimed,
-            bound(0.01, 6 / math.sqrt(TENSORS), 10_000, DELTA),
-            accountant="pld, rounded down",
-        ),
-        Case(
-            "proposition_1",
-            "one client a round, only one gradient not zero",
-            formula,
-            toy,
-            accountant="pld, rounded down",
-            setting=few,
-        ),
-        Case(
-            "l2_max",
-            "one example raises the largest norm by a tenth",
-            claimed,
-            audit.l2_max_epsilon(1.1, COORDINATES, DELTA),
-            sampling="none",
-            accountant="Bhattacharyya, lower bound",
-        ),
-        Case(
-            "theorem_5",
-            "privacy loss above one half, one release",
-            0.0,
-            audit.gaussian_loss_exceeds(0.5, 6.0),
-            quantity="probability",
-            sampling="none",
-            accountant="none",
-            delta=0.0,
-        ),
-    ]
+        Case("per_layer", "M = 3", claimed,
+             audit.sampled_gaussian_lower_bound(0.01, 6 / math.sqrt(TENSORS), 10_000, DELTA),
+             accountant="pld, rounded down"),
+        Case("per_layer", "sensitivity of a sum in units of C, M = 3", 1.0, math.sqrt(TENSORS),
+             "sensitivity", **_NOT_COUNTED),
+        Case("l2_max", "one example raises the largest norm by a tenth", claimed,
+             audit.l2_max_epsilon(1.1, COORDINATES, DELTA), sampling="none",
+             accountant="Bhattacharyya, lower bound"),
+        Case("theorem_5", "privacy loss above one half, one release", 0.0,
+             audit.gaussian_loss_exceeds(0.5, 6.0), "probability", **_NOT_COUNTED),
+        Case("theorem_5", "the same with the printed density, one example raises S by a tenth",
+             0.0, float(gamma.sf(far, COORDINATES)), "probability", **_NOT_COUNTED),
+    ]  # fmt: skip
 
 
 def _composition() -> list[Case]:
-    once, twice = (gdp_epsilon(math.sqrt(holders) / 6, DELTA) for holders in (1, 2))
-    shared = audit.shared_in_a_round(1000, 100, 10)
+    """Return parallel composition on shared examples, and Proposition 2's bound on weights.
+
+    The network has two hidden units max(0, u)², continuously differentiable, on the input 1; their
+    outputs have weights 1 and 10. The second is off, at u = -0.01, without a gradient. So s = 1,
+    the gradient's entries are 1, -1 and 2, and within the bound 1/√6 the unit comes on.
+    """
     return [
-        Case(
-            "parallel_composition",
-            "two holders in one round, one use each",
-            once,
-            twice,
-            sampling="none",
-            accountant="gdp",
-        ),
-        Case(
-            "parallel_composition",
-            "two of ten holders meet in a round",
-            0.0,
-            shared,
-            quantity="probability",
-            sampling="none",
-            accountant="none",
-            delta=0.0,
-        ),
-    ]
+        Case("parallel_composition", "two holders in one round, one use each",
+             gdp_epsilon(1 / 6, DELTA), gdp_epsilon(math.sqrt(2) / 6, DELTA), sampling="none",
+             accountant="gdp"),
+        Case("parallel_composition", "two of ten holders meet in a round", 0.0,
+             audit.shared_in_a_round(1000, 100, 10), "probability", **_NOT_COUNTED),
+        Case("proposition_2", "a hidden unit comes on", 0.0,
+             10 * (1 / math.sqrt(6) - 0.01) ** 2 - 1, "margin lost", **_NOT_COUNTED),
+    ]  # fmt: skip
 
 
 def _printed_schedules() -> list[Case]:
     first, last = given.PRINTED_NOISE
-    budget = _moments(given.EXAMPLE_RATE, 6.0, 10_000)
-    printed = {
-        "linear": schedules.linear(first, last, 10_000),
-        "exponential": schedules.exponential(first, last, 10_000),
-        "cosine arc": schedules.cosine_arc(first, last, 10_000),
-    }
-    rows = []
-    for name, noise in printed.items():
-        ledger = schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove")
-        spent = spend(ledger, "moments_accountant", DELTA).epsilon
-        rows.append(
-            Case(
-                "printed_schedules",
-                name,
-                budget,
-                spent,
-                setting={"sigma": f"{first:g} to {last:g}"},
-            )
+    return [
+        Case(
+            "printed_schedules",
+            name,
+            _moments(given.EXAMPLE_RATE, 6.0, 10_000),
+            spend(ledger, "moments_accountant", DELTA).epsilon,
+            setting={"sigma": f"{first:g} to {last:g}"},
         )
-    return rows
+        for name, noise in (
+            ("linear", schedules.linear(first, last, 10_000)),
+            ("exponential", schedules.exponential(first, last, 10_000)),
+            ("cosine arc", schedules.cosine_arc(first, last, 10_000)),
+            ("staircase", schedules.staircase(first, last, 10_000)),
+        )
+        for ledger in (schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove"),)
+    ]
+
+
+def _printed_twice() -> list[Case]:
+    """Return Fed-CDP's accuracies that differ between its Table IV and Fed-αCDP's Table 5."""
+    both = load_published("fed_cdp/table_4").merge(
+        load_published("fed_alpha_cdp/table_5"),
+        on=["dataset", "method", "clip"],
+        suffixes=("", "_again"),
+    )
+    return [
+        Case("printed_twice", f"{row.dataset}, C = {row.clip}",
+             min(float(row.value), float(row.value_again)),
+             max(float(row.value), float(row.value_again)), "accuracy", **_NOT_COUNTED)
+        for row in both[both["value"] != both["value_again"]].itertuples()
+    ]  # fmt: skip
 
 
 _IF_DRAWN = "bound if drawn as assumed"
-Reading = tuple[str, str, Events, Accountant, str]
 
 
 def readings() -> list[Case]:
     """Return one training under several readings: the papers' 0.823, and one change at a time."""
     run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
-    layers = Event(0.01, 6 / math.sqrt(TENSORS), "example", "add_remove", uses=10_000)
-    honest = Event(0.1, 6.0, "example", "add_remove", uses=100)
+    layers = replace(run, noise_multiplier=6 / math.sqrt(TENSORS))
     replaced = Event(0.01, 3.0, "example", "replace_one", uses=10_000, sampling="fixed")
-    copies = Event(0.1, 6.0, "example", "add_remove", uses=1_000)
-    listed: list[Reading] = [
-        (
-            "as published",
-            "the papers' orders and conversion",
-            run,
-            "moments_accountant",
-            "computed as published",
-        ),
+    rounds, copies = (replace(run, sampling_rate=0.1, uses=uses) for uses in (100, 1_000))
+    moments: Accountant = "moments_accountant"
+    listed: list[tuple[str, str, Events, Accountant, str]] = [
+        ("as published", "the papers' orders and conversion", run, moments,
+         "computed as published"),
         ("today's conversion", "Rényi orders and conversion of today", run, "rdp", _IF_DRAWN),
         ("privacy loss distribution", "the composition itself", run, "pld", _IF_DRAWN),
-        ("M = 3 tensors clipped", "multiplier σ/√M", layers, "moments_accountant", _IF_DRAWN),
-        ("honest sampling", "K_t/K a round, T rounds", honest, "moments_accountant", "estimate"),
+        ("M = 3 tensors clipped", "multiplier σ/√M", layers, moments, _IF_DRAWN),
+        ("honest sampling", "K_t/K a round, T rounds", rounds, moments, "estimate"),
         ("replace one", "twice the sensitivity", replaced, "pld", _IF_DRAWN),
-        (
-            "all ten copies",
-            "ten holders, K_t/K a round each",
-            copies,
-            "moments_accountant",
-            "estimate",
-        ),
-    ]
-    claimed = spend(run, "moments_accountant", DELTA).epsilon
-    rows = []
-    for name, change, event, accountant, standing in listed:
-        spent = spend(event, accountant, DELTA)
-        rows.append(Case("same_training", name, claimed, spent.epsilon, relation=spent.relation,
-                         sampling=spent.sampling, accountant=accountant,
-                         setting={"change": change, "standing": standing}))  # fmt: skip
+        ("all ten copies", "ten holders, K_t/K a round each", copies, moments, "estimate"),
+    ]  # fmt: skip
+    claimed = spend(run, moments, DELTA).epsilon
     # exact at the batch means; a bound for whoever reads updates, which are computed from them
     at: dict[str, Any] = {"delta": DELTA, "tap": "batch"}
-    coded, plan = fed_cdp("batch"), _paper_plan()
+    coded, plan, all_copies = fed_cdp("batch"), _paper_plan(), Holding(50_000, 500, TENSORS, 10)
     inside = audit.statement(coded, plan, Holding(50_000, 500, 1), **at).proved
-    everything = audit.statement(
-        coded, plan, Holding(50_000, 500, TENSORS, 10), relation="replace_one", **at
-    ).proved
-    for name, change, proved in (
-        ("an adversary inside", "reads every batch mean", inside),
-        ("all of it", "M = 3, ten copies, replace one, inside", everything),
-    ):
-        rows.append(
-            Case(
-                "same_training",
-                name,
-                claimed,
-                proved.epsilon,
-                relation=proved.relation,
-                sampling="none",
-                accountant=proved.accountant,
-                setting={"change": change, "standing": "exact"},
-            )
+    everything = audit.statement(coded, plan, all_copies, relation="replace_one", **at).proved
+    return [
+        Case("same_training", name, claimed, spent.epsilon, relation=spent.relation,
+             sampling=spent.sampling, accountant=accountant,
+             setting={"change": change, "standing": standing})
+        for name, change, event, accountant, standing in listed
+        for spent in (spend(event, accountant, DELTA),)
+    ] + [
+        Case("same_training", name, claimed, proved.epsilon, relation=proved.relation,
+             sampling="none", accountant=proved.accountant,
+             setting={"change": change, "standing": "exact"})
+        for name, change, proved in (
+            ("an adversary inside", "reads every batch mean", inside),
+            ("all of it", "M = 3, ten copies, replace one, inside", everything),
         )
-    return rows
+    ]  # fmt: skip

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.chapters.adaptive_attacks import reading as adaptive_rows
 from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
-from fl_privacy_lib.reproduction import book, claims, figures, summary, tables
+from fl_privacy_lib.reproduction import book, claims, comparison, figures, summary, tables
 from fl_privacy_lib.reproduction.comparison import compare, measured
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS, ROOT
 from fl_privacy_lib.reproduction.published import has_published
@@ -108,11 +108,13 @@ def test_each_status_can_come_out():
     outcomes = {
         Status.NOT_RUN: [Evidence(False), Evidence(True, True)],
         Status.REDUCED_SETTING: [Evidence(True, False, (held,))],
-        Status.REPRODUCED: [Evidence(True, True, (held, held)), Evidence(True, True, (held,), lost="x")],
+        Status.REPRODUCED: [Evidence(True, True, (held, held)),
+                            Evidence(True, True, (held,), lost="x")],
         Status.EXCEEDED: [Evidence(True, True, (held, beyond))],
         Status.NOT_REPRODUCED: [Evidence(True, True, (held, failed)),
                                 Evidence(True, True, (open_, failed, beyond))],
-        Status.UNDECIDED: [Evidence(True, True, (held, open_)), Evidence(True, True, (beyond, open_)),
+        Status.UNDECIDED: [Evidence(True, True, (held, open_)),
+                           Evidence(True, True, (beyond, open_)),
                            Evidence(True, True, (held, failed), lost="x")],
         Status.REFUTED: [Evidence(True, True, (held,), (False, True))],
     }  # fmt: skip
@@ -187,7 +189,8 @@ def test_what_could_be_reduced_is_named():
 
 def test_without_a_known_setting_nothing_counts(monkeypatch):
     assert published_setting("no/table") is None
-    monkeypatch.setattr(claims, "published_setting", lambda table: None)
+    for module in (claims, comparison):
+        monkeypatch.setattr(module, "published_setting", lambda table: None)
     outcomes = [claims.verdict(entry) for entry in claims.load_claims()]
     assert {v.status for v in outcomes} == {Status.NOT_RUN, Status.REDUCED_SETTING}
     assert {v.note for v in outcomes if v.status is Status.REDUCED_SETTING} == {

@@ -88,18 +88,27 @@ def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -
     return abs(mean - float(printed)) <= tolerance * (1 + 1e-9)  # 0.2 - 0.1 is not 0.1
 
 
-def at_guess(accuracy: float, guess: float, examples: int) -> bool:
-    """Return whether an accuracy is no better than the best constant guess.
+def at_guess(accuracy: float, std: float, seeds: int, guess: float, examples: int) -> bool:
+    """Return whether an accuracy is no better than that of what has not learned.
 
-    It has to be more than three standard errors above, which the guess itself has on as many
-    examples.
+    It has to be more than three standard errors above it: its own over the seeds, or that of the
+    guess on so many examples, whichever is larger.
+
+    Parameters
+    ----------
+    accuracy, std, seeds : mean and standard deviation over so many seeds
+    guess : accuracy of the best constant guess, or of the first weights
+    examples : behind each of the two
 
     Examples
     --------
-    >>> at_guess(0.115, 0.11, 10_000), at_guess(0.13, 0.11, 10_000)
+    >>> at_guess(0.115, 0.0, 1, 0.11, 10_000), at_guess(0.13, 0.0, 1, 0.11, 10_000)
     (True, False)
+    >>> at_guess(0.13, 0.02, 3, 0.11, 10_000)
+    True
     """
-    return accuracy <= guess + 3 * (guess * (1 - guess) / examples) ** 0.5
+    of_guess = (guess * (1 - guess) / (examples * seeds)) ** 0.5
+    return accuracy <= guess + 3 * max(of_guess, std / seeds**0.5)
 
 
 # ---- the published setting ------------------------------------------------------------------
@@ -169,16 +178,18 @@ def why_unfair(cell: Mapping[str, Any]) -> str:
         return "its learning rate was not searched in the cell"
     if int(cell["seeds"]) < SEEDS and int(cell["participants"]) < TAKEN_OVER_FROM:
         return f"it has {cell['seeds']} of {SEEDS} seeds"
-    return "a training diverged at the chosen rate" if cell.get("diverged", 0) > 0 else ""
+    lost = cell.get("diverged", 0) > 0 and learns(
+        cell
+    )  # where none learns, the guess is the result
+    return "a training diverged at the chosen rate" if lost else ""
 
 
 def learns(cell: Mapping[str, Any]) -> bool:
-    """Return whether a trained cell ends above the constant guess, where that is recorded."""
+    """Return whether a trained cell ends above what has not learned, where that is recorded."""
     if "guess" not in cell:
         return True
-    return not at_guess(
-        cell["accuracy"], cell["guess"], int(cell["evaluated"]) * int(cell["seeds"])
-    )
+    spread, seeds = cell["accuracy_std"], int(cell["seeds"])
+    return not at_guess(cell["accuracy"], spread, seeds, cell["guess"], int(cell["evaluated"]))
 
 
 def design_effect(means: Sequence[float], stds: Sequence[float], seeds: int, victims: int) -> float:

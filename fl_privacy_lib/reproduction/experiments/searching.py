@@ -18,7 +18,7 @@ from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.experiments.training import SMALL, Training, folds_of, point_of
 from fl_privacy_lib.reproduction.records import Values, numbers
 from fl_privacy_lib.reproduction.search import Search, Tries, Try, search, stages_of, step_near
-from fl_privacy_lib.reproduction.verdict import at_guess
+from fl_privacy_lib.reproduction.verdict import learns
 
 
 def row_of(point: Any, values: Callable[[Result], Values], **keys: str) -> Row:
@@ -50,13 +50,13 @@ def tried_in(searched: pd.DataFrame) -> Tried:
     tried: dict[Training, dict[tuple[int, float], Try]] = {}
     for cell in cells(searched):
         point = point_of(cell)
-        accuracy, count = cell["accuracy"], cell["evaluated"] * point.seeds
-        error = cell["accuracy_std"] / point.seeds**0.5
+        accuracy, error = cell["accuracy"], cell["accuracy_std"] / point.seeds**0.5
         if point.seeds == 1:
-            error = (accuracy * (1 - accuracy) / count) ** 0.5
-        learns = cell["diverged"] == 0 and not at_guess(accuracy, cell["guess"], count)
+            error = (accuracy * (1 - accuracy) / cell["evaluated"]) ** 0.5
         tries = tried.setdefault(_without_rate(point), {})
-        tries[point.rounds, point.local_lr] = Try(accuracy, error, learns)
+        tries[point.rounds, point.local_lr] = Try(
+            accuracy, error, cell["diverged"] == 0 and learns(cell)
+        )
     return dict(tried)
 
 

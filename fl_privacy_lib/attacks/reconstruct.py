@@ -103,7 +103,7 @@ def reconstruct(
     known = labels_of(seen, model, shape, batch_size, attack, labels)
     _check_truth(truth, attack, (len(seen), batch_size, *shape))
     columns = zip(*seen, strict=True)
-    evidence = [gather(model, column, known, shape, attack, trusted) for column in columns]
+    evidence = [gather(column, attack, trusted) for column in columns]
     objective = matching_objective(
         model,
         evidence,

@@ -162,8 +162,8 @@ def test_a_large_batch_is_the_sum_of_its_slices(batch, scope):
 ODD = {
     "padding, stride, dilation": lambda: nn.Sequential(
         nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2)),
-        nn.Tanh(),
-        nn.AvgPool2d(2),
+        nn.Sigmoid(),
+        nn.MaxPool2d(2),
         nn.Conv2d(3, 4, 3, dilation=2, padding=2, stride=2),
         nn.Sigmoid(),
         nn.Conv2d(4, 2, 2),
@@ -178,7 +178,7 @@ ODD = {
         nn.MaxPool2d(3, 2),
         nn.Flatten(),
         nn.LazyLinear(6),
-        nn.Tanh(),
+        nn.Sigmoid(),
         nn.Linear(6, 5, bias=False),
     ),
     "cropped": lambda: nn.Sequential(
@@ -186,7 +186,7 @@ ODD = {
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(3, 3, 2),
-        nn.AvgPool2d(3),
+        nn.MaxPool2d(3),
         nn.Flatten(),
         nn.LazyLinear(5),
     ),

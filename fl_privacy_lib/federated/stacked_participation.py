@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import NoneType
 
 import numpy as np
 import torch
 from torch import nn
 
-from fl_privacy_lib.defenses.clipping import Gradient
+from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
@@ -24,7 +23,8 @@ def stacked_form(model: nn.Module, train: Examples, defense: Defense) -> Stack |
     Draws that a participation shares, and a user's rules for each example, see whole gradients: a
     defence that has them takes the generic path.
     """
-    if defense.begin_client or type(defense.per_example) not in (PerExample, NoneType):
+    rule = defense.per_example or PerExample()
+    if defense.begin_client or type(rule) is not PerExample or not rule.is_fixed:
         return f"the defence {defense.name!r} has a local rule"
     return stack(model, tuple(train[0].shape[1:])) or "the model has a layer"
 
@@ -37,7 +37,7 @@ def local_noise(defense: Defense, batch_size: int, round: int) -> float:
     """
     rule, late = defense.per_example or PerExample(), defense.per_batch
     variance = rule.example_std(batch_size, round) ** 2 / batch_size
-    if type(late) is BatchNoise:
+    if type(late) is BatchNoise and isinstance(late.clip, Clip):
         std = mean_std(late.noise_scale, late.clip.bound(round), batch_size, late.divide_by)
         variance += std**2
     return variance**0.5
@@ -69,7 +69,8 @@ class StackedEngine:
         # accumulated apart from the weights: subtracting these at the end would lose low-order bits
         flat, update, step = start.clone(), torch.zeros_like(start), torch.empty_like(start)
         views = stack.views(flat)
-        late_rule = type(self.defense.per_batch) not in (BatchNoise, NoneType)
+        late = self.defense.per_batch
+        late_rule = late is not None and not (type(late) is BatchNoise and late.is_fixed)
         factors = self._factors(round, late_rule)
         std = local_noise(self.defense, plan.batch_size, round) * plan.batch_size
         for iteration, positions in enumerate(zip(*batches, strict=True)):

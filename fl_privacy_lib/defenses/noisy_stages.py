@@ -1,23 +1,24 @@
-"""Stages that clip by a rule and scale their noise with the rule's level S.
+"""Stages that clip, and scale their Gaussian noise with the clipping bound's level S.
 
-Each of the three bases serves two stages: one under a rule that looks at the gradients (here), and
-one with a bound known beforehand, which engines may fuse (in `route`).
+Each takes a `Clip`, whose bound is known beforehand, so that engines may fuse the stage, or a
+`rules.Rule` that reads bound and level off the gradients themselves.
 """
 
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fl_privacy_lib._checks import in_range, one_of
-from fl_privacy_lib.defenses.clipping import Gradient, layer_norms, scaled
+from fl_privacy_lib._checks import InputError, in_range, one_of
+from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms, scaled
 from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, example_std, mean_std
+from fl_privacy_lib.defenses.rules import FixedBound, Rule
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 
-class RuleStage(Stage):
-    """What all bases share: a rule, and Gaussian noise whose standard deviation is σ times S."""
+class NoisyStage(Stage):
+    """What the three stages share: a clip or rule, and noise whose standard deviation is σ·S."""
 
-    rule: Any
+    clip: Any  # Clip, Rule or None
     noise_scale: float
     divide_by: str = "none"
     scale: float = 1.0
@@ -26,6 +27,20 @@ class RuleStage(Stage):
     def __post_init__(self) -> None:
         in_range(0, math.inf, noise_scale=self.noise_scale, scale=self.scale)
         one_of(DIVISORS, divide_by=self.divide_by)
+        if self.noise_scale and self.clip is None:
+            raise InputError(
+                f"noise_scale = {self.noise_scale} needs a bound to scale with: give a clip."
+            )
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no rule has to see the gradients before the bound is known."""
+        return not isinstance(self.clip, Rule)
+
+    @property
+    def rule(self) -> Any:
+        """The clip as a rule, or the rule itself."""
+        return FixedBound(self.clip) if self.is_fixed else self.clip
 
     def declare(self) -> Declaration:
         """Return the rule's bound, the noise, and the counts that the rule reports here."""
@@ -35,6 +50,11 @@ class RuleStage(Stage):
         moving = None if counts is None else self.rule
         reported = counts if self.reports else None
         return Declaration(self.rule.clip, noise, moving, count_scale=reported)
+
+    def noiseless(self) -> Any:
+        """Return the stage without noise, on the gradient and on the counts of its rule."""
+        clip = self.clip if self.is_fixed else self.clip.silent()
+        return replace(self, clip=clip, noise_scale=0.0)  # type: ignore[type-var]
 
     def add_scaled_noise(
         self, values: Gradient, norms: Gradient, unit: float, ctx: Any
@@ -46,11 +66,30 @@ class RuleStage(Stage):
         return add_noise(values, stds, ctx.generators)
 
 
-class ExampleStage(RuleStage):
+@dataclass(frozen=True)
+class PerExample(NoisyStage):
     """The stage per_example: every example's gradient is clipped and noised by itself.
 
-    Each gets noise such that the *batch mean* carries `mean_std` of σS.
+    Parameters
+    ----------
+    clip : Clip, Rule or None
+    noise_scale : float, ≥ 0
+        σ; each example's gradient gets noise such that the *batch mean* carries `mean_std` of σS.
+    divide_by : {'sqrt_batch', 'batch', 'none'}, see `mean_std`
     """
+
+    clip: Clip | Rule | None = None
+    noise_scale: float = 0.0
+    divide_by: str = "sqrt_batch"
+
+    def example_std(self, batch_size: int, round: int = 0) -> float:
+        """Return the noise's standard deviation per coordinate of one example's gradient.
+
+        It is a number only under a `Clip`, or without noise.
+        """
+        if not isinstance(self.clip, Clip) or not self.noise_scale:
+            return 0.0
+        return example_std(self.noise_scale, self.clip.bound(round), batch_size, self.divide_by)
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped and noised one by one."""
@@ -61,9 +100,21 @@ class ExampleStage(RuleStage):
         return self.add_scaled_noise(clipped, norms, unit, ctx)
 
 
-class BatchStage(RuleStage):
-    """The stage per_batch: noise on the batch mean, scaled with the examples' level S."""
+@dataclass(frozen=True)
+class BatchNoise(NoisyStage):
+    """The stage per_batch: noise on the batch mean, scaled with the level S of its examples.
 
+    Parameters
+    ----------
+    clip : Clip or Rule
+        The one that the per-example stage has enforced.
+    noise_scale : float, ≥ 0, σ
+    divide_by : {'sqrt_batch', 'batch', 'none'}, see `mean_std`
+    """
+
+    clip: Clip | Rule
+    noise_scale: float
+    divide_by: str = "batch"
     reports: ClassVar[bool] = False
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
@@ -74,8 +125,19 @@ class BatchStage(RuleStage):
         return self.add_scaled_noise(values, norms, unit, ctx)
 
 
-class UpdateStage(RuleStage):
-    """The stages per_client and on_arrival: a client's update is clipped and noised."""
+@dataclass(frozen=True)
+class ClipAndNoiseUpdate(NoisyStage):
+    """The stages per_client and on_arrival: a client's update is clipped and noised.
+
+    Parameters
+    ----------
+    clip : Clip or Rule
+    noise_scale, scale : float, ≥ 0; the noise's standard deviation per coordinate is σS·scale
+    """
+
+    clip: Clip | Rule
+    noise_scale: float
+    scale: float = 1.0
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return updates [clients, …], clipped, with noise of standard deviation σS·scale."""
@@ -85,54 +147,3 @@ class UpdateStage(RuleStage):
         self.rule.tell(norms, ctx, 1)
         unit = self.noise_scale * self.scale
         return self.add_scaled_noise(scaled(values, factors), norms, unit, ctx)
-
-
-@dataclass(frozen=True)
-class AdaptiveStage(RuleStage):
-    """What the stages under a `Rule` share."""
-
-    rule: Any
-    noise_scale: float = 0.0
-
-    def noiseless(self) -> "AdaptiveStage":
-        """Return the rule without noise, on the gradient and on its counts."""
-        return replace(self, rule=self.rule.silent(), noise_scale=0.0)
-
-
-@dataclass(frozen=True)
-class AdaptiveClip(AdaptiveStage, ExampleStage):
-    """Clip every example's gradient by a rule, and noise it with σ times the rule's level.
-
-    Parameters
-    ----------
-    rule : Rule
-    noise_scale, divide_by : as in `route.PerExample`; the *batch mean* carries `mean_std` of σS
-    """
-
-    divide_by: str = "sqrt_batch"
-
-
-@dataclass(frozen=True)
-class AdaptiveNoise(AdaptiveStage, BatchStage):
-    """Noise the batch mean with σ times the level that a rule reads off the batch's own norms.
-
-    Parameters
-    ----------
-    rule : Rule
-    noise_scale, divide_by : as in `route.BatchNoise`
-    """
-
-    divide_by: str = "batch"
-
-
-@dataclass(frozen=True)
-class AdaptiveUpdate(AdaptiveStage, UpdateStage):
-    """Clip every client's update by a rule, and noise it with σ times the rule's level.
-
-    Parameters
-    ----------
-    rule : Rule
-    noise_scale, scale : as in `route.ClipAndNoiseUpdate`
-    """
-
-    scale: float = 1.0

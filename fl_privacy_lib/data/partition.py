@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, in_range, whole_number
+from fl_privacy_lib._checks import InputError, in_range, refuse, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +45,15 @@ class Partition:
         if not self.indices:
             raise InputError(f"The partition {self.name!r} has no client: give it at least one.")
         for client, positions in enumerate(self.indices):
-            if len(positions) == 0:
-                raise InputError(
-                    f"Client {client} of the partition {self.name!r} has no example: give it one."
-                )
-            if positions.min() < 0 or positions.max() >= self.examples:
-                raise InputError(
-                    f"Client {client} of the partition {self.name!r} names an example outside 0 to "
-                    f"{self.examples - 1}: use positions in the training set."
-                )
+            whose = f"Client {client} of the partition {self.name!r}"
+            least, most = positions.min(initial=0), positions.max(initial=0)
+            refuse(
+                {
+                    f"{whose} has no example: give it one.": len(positions) == 0,
+                    f"{whose} names an example outside 0 to {self.examples - 1}: use positions in "
+                    "the training set.": least < 0 or most >= self.examples,
+                }
+            )
 
     @property
     def clients(self) -> int:

@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, log_expit
 from scipy.stats import binom
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole_number
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refuse, whole_number
 from fl_privacy_lib.accounting.events import Floats
 
 CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
@@ -320,12 +320,13 @@ def _check_epsilon(epsilon: float) -> None:
 
 
 def _check_dimensions(d: int, k: int = 1) -> None:
-    if d < 2:
-        raise InputError(f"d = {d} leaves nothing to select from: perturb the value alone.")
-    if k > d:
-        raise InputError(
-            f"k = {k} is more than the d = {d} dimensions there are: choose k between 1 and {d}."
-        )
+    refuse(
+        {
+            f"d = {d} leaves nothing to select from: perturb the value alone.": d < 2,
+            f"k = {k} is more than the d = {d} dimensions there are: choose k between 1 and {d}.": k
+            > d,
+        }
+    )
 
 
 def _shape(scores: torch.Tensor) -> tuple[int, int]:

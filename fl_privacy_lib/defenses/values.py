@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import expit, log_expit
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import one_of, positive, refuse
 from fl_privacy_lib.accounting.events import Floats
 
 OUTSIDE = ("refuse", "clip")
@@ -23,25 +23,20 @@ HYBRID_FROM = math.log((_ROOTS - 5) / 27)
 
 def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
     """Return the values in float64 and in [-1, 1]: clipped, or refused if they are outside."""
-    # what is returned has the values' type, and would be rounded
-    if not values.is_floating_point():
-        raise InputError(
-            f"the values are {values.dtype}, whole numbers: give them as floating-point numbers."
-        )
     exact = values.to(torch.float64)
-    if not exact.isfinite().all():
-        raise InputError(
-            "the values hold NaN or infinity: the training has diverged; lower the learning rate."
-        )
-    if outside == "clip":
-        return exact.clamp(-1.0, 1.0)
-    largest = float(exact.abs().max()) if exact.numel() else 0.0
-    if largest > 1:
-        raise InputError(
+    largest = float(exact.abs().max()) if exact.numel() else 0.0  # NaN if one of them is
+    refuse(
+        {
+            # what is returned has the values' type, and would be rounded
+            f"the values are {values.dtype}, whole numbers: give them as floating-point "
+            "numbers.": not values.is_floating_point(),
+            "the values hold NaN or infinity: the training has diverged; lower the learning "
+            "rate.": not math.isfinite(largest),
             f"the largest |value| is {largest:.6g}, above 1: scale the values, or say "
-            "outside='clip'."
-        )
-    return exact
+            "outside='clip'.": outside != "clip" and largest > 1,
+        }
+    )
+    return exact.clamp(-1.0, 1.0)
 
 
 @dataclass(frozen=True)

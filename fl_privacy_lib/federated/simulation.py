@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import InputError, one_of, positive, refuse
 from fl_privacy_lib.data.partition import Partition
 from fl_privacy_lib.defenses.limits import noisy
 from fl_privacy_lib.defenses.route import Defense
@@ -270,36 +270,29 @@ def _check_agreement(job: Job, parts: Fingerprint, group: Group) -> None:
 def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
     """Raise `InputError` unless plan, defence, partition, taps and processes fit together."""
     plan, defense, processes = job.plan, job.defense, max(workers, group.size)
-    if group.joined and workers not in (1, group.size):
-        raise InputError(
+    at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
+    refuse(
+        {
             f"workers = {workers}, but {group.size} processes have been started from outside: use "
-            "workers = 1."
-        )
-    if plan.batch_sampling == "poisson" and noisy(defense, "example"):
-        raise InputError(
+            "workers = 1.": group.joined and workers not in (1, group.size),
             f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number "
             "of examples varies and an empty batch would carry no noise at all: put the noise on "
-            'the batch, fed_cdp("batch").'
-        )
-    if job.partition.clients != plan.clients:
-        raise InputError(
+            'the batch, fed_cdp("batch").': (
+                plan.batch_sampling == "poisson" and bool(noisy(defense, "example"))
+            ),
             f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make "
-            "them equal."
-        )
+            "them equal.": job.partition.clients != plan.clients,
+            f"the defence {defense.name!r} keeps a state that its clients may change, which "
+            f"processes would not share: use one process (now {processes}), which is workers = 1 "
+            "without torchrun.": (
+                processes > 1 and bool(defense.initial_state) and any(at_clients)
+            ),
+        }
+    )
     for tap in taps.wanted:
-        if (
-            tap.round >= plan.rounds
-            or tap.client >= plan.clients
-            or tap.iteration >= plan.local_iterations
-        ):
+        inside = tap.round < plan.rounds and tap.client < plan.clients
+        if not (inside and tap.iteration < plan.local_iterations):
             raise InputError(
                 f"{tap} lies outside the plan ({plan.rounds} rounds, {plan.clients} clients, "
                 f"{plan.local_iterations} local iterations, all counted from 0)."
             )
-    at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
-    if processes > 1 and defense.initial_state and any(at_clients):
-        raise InputError(
-            f"the defence {defense.name!r} keeps a state that its clients may change, which "
-            f"processes would not share: use one process (now {processes}), which is workers = 1 "
-            "without torchrun."
-        )

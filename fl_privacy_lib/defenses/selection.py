@@ -7,6 +7,7 @@ is. The distributions are those of real numbers: a draw of 53 bits cannot show p
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -26,15 +27,15 @@ LARGEST_EPSILON = 500.0  # beyond it e^-ε vanishes, and a distribution would se
 READINGS = ("e_eps", "e_half_eps", "calibrated")
 
 
-class Selection:
+class Selection(ABC):
     """What all selections share: ``select(scores, generator)`` and its distribution."""
 
     name: ClassVar[str]
     epsilon: float
 
+    @abstractmethod
     def rank_probabilities(self, d: int) -> Floats:
         """Return P(rank 1 is chosen), …, P(rank d, the largest), P(none): float64 [d + 1]."""
-        raise NotImplementedError
 
     def probabilities_given(self, scores: npt.ArrayLike) -> Floats:
         """Return P(dimension 1 is chosen), …, P(dimension d), P(none) for scores [d]: [d + 1].
@@ -68,10 +69,11 @@ class Selection:
         pieces = zip(scores.split(rows), draws.split(rows, dim=1), strict=True)
         return torch.cat([self._pick(piece, distribution, *pair) for piece, pair in pieces])
 
+    @abstractmethod
     def _pick(
         self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
     ) -> torch.Tensor:
-        raise NotImplementedError
+        """Return the choice of each row, [n], from two uniform draws."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ class _Group(Selection):
 
     k: int
 
+    @abstractmethod
     def _group_probabilities(self, d: int) -> tuple[float, float, float]:
         """Return P(j) for a j in the top k, P(j) for another j, P(none)."""
-        raise NotImplementedError
 
     def rank_probabilities(self, d: int) -> Floats:
         """Return the distribution by rank; see `Selection.rank_probabilities`."""

@@ -5,6 +5,7 @@ numbers.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,7 @@ def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Perturbation:
+class Perturbation(ABC):
     """What the one-dimensional mechanisms share: ``perturb(values, generator)``.
 
     Parameters
@@ -67,20 +68,21 @@ class Perturbation:
         """
         return self._draw(inside(values, self.outside), generator).to(values.dtype)
 
+    @abstractmethod
     def variance(self, values: npt.ArrayLike) -> Floats:
         """Return the variance of the output at each value in [-1, 1], same shape."""
-        raise NotImplementedError
 
+    @abstractmethod
     def output_bound(self) -> float:
         """Return the largest |output|, ``inf`` if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
         """Return ln of the density of outputs at values; at an atom, ln of its probability."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _draw(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        raise NotImplementedError
+        """Return the outputs, float64, of values in float64."""
 
 
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -133,7 +133,7 @@ def test_when_one_try_has_converged_the_others_stop():
         lenet(), seen, SHAPE, Attack(tries=3, max_iterations=60),
         on_iteration=lambda i, victims, images: running.append(victims.tolist()),
     )  # fmt: skip
-    assert found.counts == {"converged": 2}
+    assert found.status == ["converged"] * 2
     assert len(running) == int(found.iterations.max()) and running[0] == [0, 1]
 
 
@@ -398,9 +398,8 @@ def test_victims_that_say_nothing_are_counted_and_the_others_attacked():
     )
     for attack in attacks:
         found = reconstruct(lenet(), mixed, SHAPE, attack, snapshots=(1,))
-        assert [found.status[i] for i in (1, 2)] == ["hopeless"] * 2 and found.counts[
-            "hopeless"
-        ] == 2
+        assert [found.status[i] for i in (1, 2)] == ["hopeless"] * 2
+        assert found.status.count("hopeless") == 2
         assert (
             found.iterations[1] == 0
             and torch.isinf(found.loss[1])
@@ -410,4 +409,4 @@ def test_victims_that_say_nothing_are_counted_and_the_others_attacked():
         if attack.label_rule == "inferred":
             assert found.labels[1].tolist() == [-1] and found.labels[2].tolist() == [-1]
     nobody = reconstruct(lenet(), mixed[1:3], SHAPE, Attack(), snapshots=(5,))
-    assert nobody.counts == {"hopeless": 2} and nobody.snapshots[5].shape == (2, 1, *SHAPE)
+    assert nobody.status == ["hopeless"] * 2 and nobody.snapshots[5].shape == (2, 1, *SHAPE)

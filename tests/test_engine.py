@@ -28,7 +28,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
-from fl_privacy_lib.federated.reduction import nodes_within, tree_sum
+from fl_privacy_lib.federated.groups import nodes_within, tree_sum
 from fl_privacy_lib.federated.stacked import BATCH_SLICE, stack
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.sampling import Plan

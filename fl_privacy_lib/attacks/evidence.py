@@ -74,8 +74,7 @@ def stacked(observations: Sequence[Observation]) -> Gradient:
 
 def labels_of(
     seen: Seen,
-    model: nn.Module,
-    shape: tuple[int, ...],
+    classes: int,
     batch_size: int,
     attack: Attack,
     labels: torch.Tensor | None,
@@ -92,7 +91,6 @@ def labels_of(
     InputError
         If labels are given that do not fit, or are not given where the rule needs them.
     """
-    classes = classes_of(model, seen[0][0], shape)
     if labels is not None:
         shape, wrong = tuple(labels.shape), (labels < UNKNOWN) | (labels >= classes)
         refuse(

@@ -1,7 +1,6 @@
 """Reconstruction by gradient matching, for many victims and tries in one call."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -53,11 +52,6 @@ class Reconstruction:
     knowledge: Knowledge
     snapshots: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many victims ended in each status."""
-        return dict(Counter(self.status))
-
 
 def reconstruct(
     model: nn.Module,
@@ -100,7 +94,8 @@ def reconstruct(
     """
     seen = [[o] if isinstance(o, Observation) else list(o) for o in observations]
     check_observations(seen, model, batch_size)
-    known = labels_of(seen, model, shape, batch_size, attack, labels)
+    classes = classes_of(model, seen[0][0], shape)
+    known = labels_of(seen, classes, batch_size, attack, labels)
     _check_truth(truth, attack, (len(seen), batch_size, *shape))
     columns = zip(*seen, strict=True)
     evidence = [gather(column, attack, trusted) for column in columns]
@@ -113,8 +108,8 @@ def reconstruct(
         distance=attack.objective,
         tv=attack.tv,
     )
-    classes = classes_of(model, seen[0][0], shape) if known is None else 0
-    run = _Run(attack, shape, batch_size, classes, plausible_rows(evidence, known), truth)
+    soft = classes if known is None else 0
+    run = _Run(attack, shape, batch_size, soft, plausible_rows(evidence, known), truth)
     images_at = run.minimise(objective, snapshots, on_iteration)
     best, first, progress = run.best(), seen[0][0], run.progress
     mask = attack.mask if trusted is None else f"{attack.mask} and given".removeprefix("none and ")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import InputError, refuse
 from fl_privacy_lib.data.files import is_file, reading
 from fl_privacy_lib.data.splits import unit_range
 
@@ -154,14 +154,14 @@ def labels_of(what: str, array: np.ndarray, images: int) -> np.ndarray:
 
 def _check_classes(path: Path, train: np.ndarray, test: np.ndarray) -> None:
     """Raise `InputError` unless the labels are 0..n-1, n >= 2, and training has each of them."""
-    if len(train) < 5:
-        raise InputError(
+    n_classes = int(max(train.max(initial=0), test.max(initial=0))) + 1
+    refuse(
+        {
             f"{path} has {len(train)} training images: at least 5 are needed, since one fifth "
-            "validates."
-        )
-    n_classes = int(max(train.max(), test.max(initial=0))) + 1
-    if n_classes < 2:
-        raise InputError(f"{path} has only the label 0: at least two classes are needed.")
+            "validates.": len(train) < 5,
+            f"{path} has only the label 0: at least two classes are needed.": n_classes < 2,
+        }
+    )
     absent = np.setdiff1d(np.arange(n_classes), train[: len(train) - len(train) // 5])
     if absent.size:
         raise InputError(

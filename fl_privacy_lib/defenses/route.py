@@ -172,7 +172,3 @@ class Defense:
     def events(self, plan: Plan, holding: Holding, **reading: Any) -> tuple[Event, ...]:
         """Return the accounting events of this defence under a plan; see `events.events`."""
         return events(self, plan, holding, **reading)
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return (stage, what happens there) for all five stages, for a printed overview."""
-        return [(stage, str(getattr(self, stage) or "—")) for stage in STAGES]

@@ -8,7 +8,7 @@ the draws are asked for changes nothing.
 import functools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from fl_privacy_lib._checks import InputError, one_of, positive, refuse, whole_n
 ClientSampling = Literal["fixed", "poisson", "one_pass"]
 BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
 
-CLIENT_SAMPLINGS = ("fixed", "poisson", "one_pass")
-BATCH_SAMPLINGS = ("one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson")
+CLIENT_SAMPLINGS: tuple[ClientSampling, ...] = get_args(ClientSampling)
+BATCH_SAMPLINGS: tuple[BatchSampling, ...] = get_args(BatchSampling)
 
 # The streams of random numbers; each has its own, so that no two kinds of draw are ever correlated.
 _PARTICIPANTS, _FIXED_ORDER, _BATCHES = 0, 1, 2

@@ -253,31 +253,7 @@ def test_classes_with_a_negative_row_are_all_taken():
     assert (found[negative] >= 1).all()
 
 
-# --- oracle, knowledge, presets
-
-
-def test_an_oracle_keeps_the_nearest_iterate_and_says_so():
-    seen, truth, _ = observe(fed_cdp("batch", clip_norm=0.2), victims=12)
-    attack = Attack(max_iterations=8, stall=(99, 0.0))
-    honest = reconstruct(lenet(), seen, SHAPE, attack)
-    oracle = reconstruct(lenet(), seen, SHAPE, replace(attack, select="oracle"), truth=truth)
-    errors = [mse(r.images.numpy(), truth.numpy())[:, 0] for r in (oracle, honest)]
-    assert (errors[0] <= errors[1] + 1e-7).all() and (errors[0] < 0.99 * errors[1]).sum() >= 3
-    torch.testing.assert_close(oracle.loss, honest.loss)  # the optimiser itself is not told
-    assert (
-        oracle.knowledge.truth and "oracle" in str(oracle.knowledge) and not honest.knowledge.truth
-    )
-
-
-def test_an_oracle_knows_a_batch_in_any_order():
-    seen, truth, labels = observe(non_private(), "batch", victims=1, batch=2)
-    attack = Attack(max_iterations=6, select="oracle")
-    swapped = truth.flip(1)
-    found = [
-        reconstruct(lenet(), seen, SHAPE, attack, batch_size=2, labels=labels, truth=t)
-        for t in (truth, swapped)
-    ]
-    assert torch.equal(found[0].images, found[1].images)
+# --- knowledge, presets
 
 
 def test_what_the_attacker_knows_is_said():
@@ -331,7 +307,6 @@ def test_the_published_attacks_are_settings():
         ({"objective": "cosin"}, r"objective = 'cosin' is not one of .*did you mean cosine\?"),
         ({"label_rule": "guess"}, "label_rule = 'guess' is not one of"),
         ({"mask": "zero"}, r"did you mean zeros\?"),
-        ({"select": "orakle"}, r"did you mean oracle\?"),
         ({"tries": 0}, "tries = 0 must be a whole number of at least 1"),
         ({"tries": 1.5}, "tries = 1.5 must be a whole number"),
         ({"restarts": -1}, "restarts = -1 must be a whole number of at least 0"),
@@ -349,7 +324,7 @@ def test_impossible_settings_are_refused(wrong, sentence):
 
 
 def test_what_does_not_fit_the_model_is_refused_at_once():
-    seen, truth, labels = observe(non_private(), victims=2)
+    seen, _, labels = observe(non_private(), victims=2)
     calls, usual = [], Attack()
 
     def run(these=seen, shape=SHAPE, attack=usual, **more):
@@ -372,11 +347,6 @@ def test_what_does_not_fit_the_model_is_refused_at_once():
     refuse("label_rule = 'given' needs the labels", run(attack=PUBLISHED["dga"]))
     refuse("labels must lie between 0 and 9", run(labels=torch.full((2, 1), 10)))
     refuse(r"labels have shape \(1, 2\), not \(2, 1\)", run(labels=labels.T))
-    refuse("select = 'oracle' needs the truth", run(attack=Attack(select="oracle")))
-    refuse("does not look at the truth", run(truth=truth))
-    refuse(
-        r"truth has shape \(2, 1, 14, 14\)", run(attack=Attack(select="oracle"), truth=truth[:, 0])
-    )
     assert not calls
 
 

@@ -16,7 +16,6 @@ CHOICES: dict[str, Iterable[str]] = {
     "objective": DISTANCES,
     "label_rule": ("inferred", "joint", "given"),
     "mask": ("none", "zeros"),
-    "select": ("objective", "oracle"),
 }
 """Setting of an attack → the words it may be."""
 # Of the budget, where a decaying learning rate loses a factor of ten.
@@ -52,9 +51,6 @@ class Attack:
         Which coordinates the attacker leaves out: one that is exactly zero was pruned, or says
         nothing.
     tries : int, independent starts of every victim; the one with the least objective counts
-    select : {'objective', 'oracle'}
-        'oracle' keeps the iterate nearest to the truth. No attacker can; some published rates were
-        made so.
     """
 
     start: str = "patterned"
@@ -74,7 +70,6 @@ class Attack:
     label_rule: str = "inferred"
     mask: str = "none"
     tries: int = 1
-    select: str = "objective"
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
@@ -121,7 +116,6 @@ class Knowledge:
     replays_defense : whether the dummies pass that defence, without its noise
     mask : 'none', 'zeros', 'given' or 'zeros and given': which coordinates are left out
     prior : weight of the total variation; 0 for none
-    truth : whether the true images chose the iterate (an oracle, not an attacker)
     """
 
     tap: str
@@ -134,7 +128,6 @@ class Knowledge:
     replays_defense: bool
     mask: str
     prior: float
-    truth: bool
 
     def describe(self) -> list[tuple[str, str]]:
         """Return (what, how much of it) for a printed table."""
@@ -154,7 +147,7 @@ class Knowledge:
             ("replays it", "yes, without noise" if self.replays_defense else "no"),
             ("left out", " and ".join(left_out[word] for word in self.mask.split(" and "))),
             ("prior on images", f"total variation × {self.prior:g}" if self.prior else "none"),
-            ("truth", "chooses the iterate (oracle)" if self.truth else "unknown"),
+            ("truth", "unknown"),
         ]
 
     def __str__(self) -> str:

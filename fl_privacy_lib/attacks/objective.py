@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -49,8 +48,7 @@ def replay(observation: Observation, aware: bool) -> Replay:
     function of example gradients [rows, batch, …], giving tensors [rows, …] on the scale of
     `as_gradient`; a row takes the place of a client
     """
-    public: dict[str, Any] = observation.defense
-    defense = Defense(**public).noiseless() if aware else Defense("non_private")
+    defense = Defense(**observation.defense).noiseless() if aware else Defense("non_private")
     tap, step = observation.tap, -observation.local_lr * observation.local_iterations
 
     def replayed(gradients: Gradient) -> Gradient:

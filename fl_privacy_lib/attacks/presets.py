@@ -13,9 +13,9 @@ PUBLISHED: dict[str, Attack] = {
     # iDLG, 2020, and its released code (300 iterations, stops below 1e-6).
     "idlg": Attack(start="normal"),
     # iDLG from a patterned start; the Fed-CDP papers attack with it. Its reported pictures are the
-    # iterates nearest to the truth; select = "oracle" does that here. Source: Wei et al., A
-    # Framework for Evaluating Client Privacy Leakages in Federated Learning, ESORICS 2020, and its
-    # released code (300 iterations).
+    # iterates nearest to the truth, which no attacker can choose. Source: Wei et al., A Framework
+    # for Evaluating Client Privacy Leakages in Federated Learning, ESORICS 2020, and its released
+    # code (300 iterations).
     "cpl": Attack(),
     # GradInv: cosine distance, total variation, signed Adam in the box [0, 1]. 240 iterations of 20
     # steps are its 4,800; the papers' counts of its iterations are counts of steps. It never stops

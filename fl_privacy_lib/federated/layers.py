@@ -3,12 +3,18 @@
 Everything has two leading axes, [clients k, batch B]; images lie as [k, B, height, width,
 channels], so that a patch is a few long runs of memory. A backward pass leaves the tensors'
 gradients as contractions, see `contractions`.
+
+A layer has ``shape(shape)``, the output's shape for one example's, or None if it cannot be taken;
+``forward(weights, x)``, the output and what the backward pass needs; and ``backward(weights, g,
+saved, apart)``, the gradients of the input (None from a network's first layer with weights) and, by
+short name, of the layer's tensors. There g is the gradient of the output, and apart says whether
+somebody will ask for the examples' gradients one by one.
 """
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,32 +25,6 @@ from fl_privacy_lib.federated.contractions import Contractions, Formed, Outer
 Weights = dict[str, torch.Tensor]  # of a layer, by their short names, [k, *parameter shape]
 Shape = tuple[int, ...]  # of one example
 Pair = tuple[int, int]  # (vertical, horizontal)
-
-
-class Layer(Protocol):
-    """What the engine asks of a layer."""
-
-    def shape(self, shape: Shape) -> Shape | None:
-        """Return the output's shape for one example's shape, or None if it cannot be taken."""
-
-    def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the output and what the backward pass needs."""
-
-    def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
-    ) -> tuple[torch.Tensor | None, Contractions]:
-        """Return the gradients of the input and of each of the layer's tensors.
-
-        Parameters
-        ----------
-        g : gradient of the output
-        saved : from `forward`
-        apart : whether somebody will ask for the examples' gradients one by one
-
-        Returns
-        -------
-        of the input, None from a network's first layer with weights; of the tensors, by short name
-        """
 
 
 @dataclass(frozen=True)
@@ -279,6 +259,9 @@ class Flat:
         """Return g in the images' layout."""
         x = g.unflatten(2, saved)
         return x.movedim(-3, -1).contiguous() if len(saved) == 3 else x, {}
+
+
+Layer = Dense | Convolution | Pointwise | Pool | Flat
 
 
 def cross_entropy_gradient(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -93,8 +93,7 @@ def reconstruct(
     check_observations(seen, model, batch_size)
     classes = classes_of(model, seen[0][0], shape)
     known = labels_of(seen, classes, batch_size, attack, labels)
-    columns = zip(*seen, strict=True)
-    evidence = [gather(column, attack, trusted) for column in columns]
+    evidence = [gather(column, attack, trusted) for column in zip(*seen, strict=True)]
     objective = matching_objective(
         model,
         evidence,
@@ -168,8 +167,7 @@ class _Run:
         starts = []
         for generator in (self.generators[row] for row in rows.tolist()):
             images = start(self.attack.start, self.batch, self.shape, generator).flatten()
-            size = self.batch * self.classes
-            labels = torch.randn(size, generator=generator, device=self.device)
+            labels = torch.randn(self.batch * self.classes, generator=generator, device=self.device)
             starts.append(torch.cat([images, labels]))
         return torch.stack(starts)
 

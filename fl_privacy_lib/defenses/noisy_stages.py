@@ -44,12 +44,14 @@ class NoisyStage(Stage):
 
     def declare(self) -> Declaration:
         """Return the rule's bound, the noise, and the counts that the rule reports here."""
-        noise = Noise(self.noise_scale, self.rule.level, self.divide_by, self.scale)
         counts = self.rule.count_scale
-        # A bound that moves by counts has to be the same one at both stages that use it.
-        moving = None if counts is None else self.rule
-        reported = counts if self.reports else None
-        return Declaration(self.rule.clip, noise, moving, count_scale=reported)
+        return Declaration(
+            self.rule.clip,
+            Noise(self.noise_scale, self.rule.level, self.divide_by, self.scale),
+            # a bound that moves by counts has to be the same one at both stages that use it
+            rule=None if counts is None else self.rule,
+            count_scale=counts if self.reports else None,
+        )
 
     def noiseless(self) -> Any:
         """Return the stage without noise, on the gradient and on the counts of its rule."""

@@ -28,6 +28,7 @@ from fl_privacy_lib.defenses.stage import (
     Part,
     Stage,
     parts,
+    rules_of,
     without_noise,
 )
 from fl_privacy_lib.sampling import Plan
@@ -56,9 +57,7 @@ class Then(Stage):
 
     def parts(self) -> tuple[Stage, ...]:
         """Return all rules at this place, in their order."""
-        stages = (self.first, self.then)
-        rules = [stage.parts() if isinstance(stage, Stage) else (stage,) for stage in stages]
-        return (*rules[0], *rules[1])
+        return (*rules_of(self.first), *rules_of(self.then))
 
     def declare(self) -> Declaration:
         """Refuse: who counts has to look at the parts."""

@@ -190,8 +190,8 @@ class Monitor:
     ) -> None:
         """Save the state after the last round and report it."""
         if self.checkpoint:
-            past = [astuple(report) for report in history]
-            checkpoints.save(self.checkpoint, self.parts, (weights, state, past), taps)
+            start = (weights, state, [astuple(report) for report in history])
+            checkpoints.save(self.checkpoint, self.parts, start, taps)
         if self.on_round:
             self.on_round(history[-1])
 

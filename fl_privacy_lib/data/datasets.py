@@ -14,33 +14,20 @@ from fl_privacy_lib.data import npz
 from fl_privacy_lib.data.download import network
 from fl_privacy_lib.data.files import Layout, cached, check, find, is_file, missing
 from fl_privacy_lib.data.specs import DATASETS, Spec
-from fl_privacy_lib.data.splits import Parts
+from fl_privacy_lib.data.splits import About, Parts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Dataset(Parts):
-    """A data set in memory: its `Parts`, and what a reader must know of it.
+class Dataset(About, Parts):
+    """A data set in memory: its `Parts`, and what a reader must know of it, see `About`.
 
     Attributes
     ----------
     name : str
         The name by which it was loaded.
-    title : str
-        Its name in prose.
-    kind : str
-        ``"image"`` or ``"tabular"``.
-    licence, source : str
-        Terms of use as far as known, and whom to cite.
-    note : str
-        How it was cut, and anything else that a reader must know.
     """
 
     name: str
-    title: str
-    kind: str
-    licence: str
-    source: str
-    note: str
 
     @property
     def example_shape(self) -> tuple[int, ...]:

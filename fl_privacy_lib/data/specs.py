@@ -11,37 +11,26 @@ from pathlib import Path
 
 from fl_privacy_lib.data import decoders, download, splits, synthetic, tabular
 from fl_privacy_lib.data.files import Arrays, Form, Layout
-from fl_privacy_lib.data.splits import Parts
+from fl_privacy_lib.data.splits import About, Parts
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What the library knows of one data set.
+@dataclass(frozen=True, kw_only=True)
+class Spec(About):
+    """What the library knows of one data set, besides what `About` has.
 
     Parameters
     ----------
-    title : str
-        Its name in prose.
-    kind : str
-        ``"image"`` or ``"tabular"``.
     layouts : tuple of Layout
         The forms in which its files may lie in the data folder, in the order in which they are
         looked for.
     build : callable
         Makes the parts from a layout's arrays.
-    licence, source, note : str
-        As in `Dataset`.
     fetch : callable or None
         Downloads the files into a data folder; None if nothing can be or need be downloaded.
     """
 
-    title: str
-    kind: str
     layouts: tuple[Layout, ...]
     build: Callable[[Arrays], Parts]
-    licence: str
-    source: str
-    note: str
     fetch: Callable[[Path], None] | None = None
 
 

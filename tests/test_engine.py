@@ -117,7 +117,7 @@ def test_an_empty_batch_gives_noise_alone():
 def test_a_padded_chunk_is_masked():
     """What a GPU does with batches of different sizes, done here on a CPU."""
     from fl_privacy_lib.defenses.stage import ClientContext
-    from fl_privacy_lib.federated.stacked_participation import StackedEngine
+    from fl_privacy_lib.federated.stacked import StackedEngine
 
     model, train, _ = scene("mnist_cnn")
     plan, weights, form = (

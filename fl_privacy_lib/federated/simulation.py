@@ -25,8 +25,7 @@ from fl_privacy_lib.federated.gradients import Loss, cross_entropy
 from fl_privacy_lib.federated.groups import Group
 from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Examples, Job, block_sums, blocks_of, serve
-from fl_privacy_lib.federated.stacked import Stack
-from fl_privacy_lib.federated.stacked_participation import stacked_form
+from fl_privacy_lib.federated.stacked import Stack, stacked_form
 from fl_privacy_lib.federated.workers import current_group, launch
 from fl_privacy_lib.models import Parameters, call, check_per_example, parameters_of
 from fl_privacy_lib.sampling import Plan

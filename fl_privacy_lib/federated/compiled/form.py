@@ -9,7 +9,7 @@ from fl_privacy_lib.defenses.clipping import Clip, DecayingClip, Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
-from fl_privacy_lib.federated.stacked_participation import local_noise
+from fl_privacy_lib.federated.stacked import local_noise
 
 
 def is_supported(defense: Defense) -> bool:

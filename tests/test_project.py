@@ -145,7 +145,7 @@ def test_a_notebook_imports_its_chapter_and_no_other(path):
 
 
 LARGER = {"fed_cdp": 415, "fedsel": 530}  # chapters above their budget of 290: no line more
-LIBRARY, COMPILED, CHAPTER = 6540, 730, 290
+LIBRARY, COMPILED, CHAPTER = 6537, 730, 290
 
 
 def logical_lines(path):

@@ -139,16 +139,18 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
 
 def labels_of(what: str, array: np.ndarray, images: int) -> np.ndarray:
     """Return labels as int64 [N]; `InputError` unless integers >= 0, one for each image."""
-    if array.ndim != 1 or len(array) != images:
-        raise InputError(
-            f"{what} has the shape {array.shape}: it needs one label for each of {images} images."
-        )
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{what} is of type {array.dtype}: labels are integers from 0 to n - 1.")
-    if array.size and (array.min() < 0 or array.max() > 10**6):
-        raise InputError(
-            f"{what} runs from {array.min()} to {array.max()}: labels are integers from 0 to n - 1."
-        )
+    integers = array.dtype.kind in "iu"
+    low, high = (array.min(), array.max()) if integers and array.size else (0, 0)
+    refuse(
+        {
+            f"{what} has the shape {array.shape}: it needs one label for each of {images} "
+            "images.": array.shape != (images,),
+            f"{what} is of type {array.dtype}: labels are integers from 0 to n - 1.": not integers,
+            f"{what} runs from {low} to {high}: labels are integers from 0 to n - 1.": (
+                bool(low < 0 or high > 10**6)
+            ),
+        }
+    )
     return array.astype(np.int64)
 
 

@@ -8,17 +8,17 @@ the draws are asked for changes nothing.
 import functools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, one_of, positive, whole_number
+from fl_privacy_lib._checks import InputError, one_of, positive, refuse, whole_number
 
 ClientSampling = Literal["fixed", "poisson", "one_pass"]
 BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
 
-CLIENT_SAMPLINGS = ("fixed", "poisson", "one_pass")
-BATCH_SAMPLINGS = ("one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson")
+CLIENT_SAMPLINGS: tuple[ClientSampling, ...] = get_args(ClientSampling)
+BATCH_SAMPLINGS: tuple[BatchSampling, ...] = get_args(BatchSampling)
 
 # The streams of random numbers; each has its own, so that no two kinds of draw are ever correlated.
 _PARTICIPANTS, _FIXED_ORDER, _BATCHES = 0, 1, 2
@@ -117,18 +117,20 @@ class Plan:
     def __post_init__(self) -> None:
         counts = ("clients", "participants", "rounds", "local_iterations", "batch_size")
         whole_number(1, **{name: getattr(self, name) for name in counts})
-        if self.participants > self.clients:
-            raise InputError(
+        whole_number(0, seed=self.seed)
+        refuse(
+            {
                 f"participants = {self.participants} is more than clients = {self.clients}: "
-                f"choose at most {self.clients}."
-            )
+                f"choose at most {self.clients}.": self.participants > self.clients,
+                f"seed = {self.seed} is too large: choose an integer below 2**63.": (
+                    self.seed >= 2**63
+                ),
+            }
+        )
         one_of(CLIENT_SAMPLINGS, client_sampling=self.client_sampling)
         one_of(BATCH_SAMPLINGS, batch_sampling=self.batch_sampling)
         one_of(("uniform", "num_examples"), client_weighting=self.client_weighting)
         positive(local_lr=self.local_lr, server_lr=self.server_lr)
-        whole_number(0, seed=self.seed)
-        if self.seed >= 2**63:
-            raise InputError(f"seed = {self.seed} is too large: choose an integer below 2**63.")
 
     @property
     def client_rate(self) -> float:

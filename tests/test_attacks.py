@@ -364,8 +364,8 @@ def test_impossible_settings_are_refused(settings, sentence):
 
 def test_an_unknown_start_is_refused_by_name():
     refuse(
-        "start = 'zeroes' is not one of.*did you mean zeros",
-        lambda: start("zeroes", 1, SHAPE, torch.Generator()),
+        "start = 'normals' is not one of.*did you mean normal",
+        lambda: start("normals", 1, SHAPE, torch.Generator()),
     )
 
 

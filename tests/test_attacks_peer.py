@@ -1,12 +1,13 @@
 """The published attacks against plain versions that know one victim and plain autograd."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attack_scenes import SHAPE, lenet, observe, successes
 from oracles import entropy
 
-from fl_privacy_lib.attacks import reconstruct
-from fl_privacy_lib.attacks.presets import dlg, grad_inversion, idlg
+from fl_privacy_lib.attacks import PUBLISHED, reconstruct
 from fl_privacy_lib.defenses import non_private
 from fl_privacy_lib.metrics import success
 
@@ -82,7 +83,8 @@ def plain_grad_inversion(target, label, seed, steps):
 @pytest.mark.parametrize("joint", [True, False])
 def test_dlg_and_idlg_succeed_as_often_as_plain_ones(joint):
     seen, truth, labels = observe(non_private(), victims=VICTIMS)
-    found = reconstruct(lenet(), seen, SHAPE, (dlg if joint else idlg)(max_iterations=60))
+    attack = replace(PUBLISHED["dlg" if joint else "idlg"], max_iterations=60)
+    found = reconstruct(lenet(), seen, SHAPE, attack)
     peer = 0
     for row in range(PEERS):
         target = [v[0] for v in seen[row][0].values.values()]
@@ -96,7 +98,8 @@ def test_dlg_and_idlg_succeed_as_often_as_plain_ones(joint):
 
 def test_grad_inversion_succeeds_as_often_as_a_plain_one():
     seen, truth, labels = observe(non_private(), victims=VICTIMS)
-    found = reconstruct(lenet(), seen, SHAPE, grad_inversion(max_iterations=24, stall=(24, 0.0)))
+    attack = replace(PUBLISHED["grad_inversion"], max_iterations=24, stall=(24, 0.0))
+    found = reconstruct(lenet(), seen, SHAPE, attack)
     peer = 0
     for row in range(4):  # its 480 steps take long
         target = [v[0] for v in seen[row][0].values.values()]

@@ -16,9 +16,8 @@ from torch import nn
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
-from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import DecayingClip, layer_norms
-from fl_privacy_lib.defenses.route import ClientContext
+from fl_privacy_lib.defenses.route import BatchNoise, ClientContext
 from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated import compiled as package
@@ -60,10 +59,10 @@ def test_the_local_steps_of_fed_sdp():
 
 
 RULES = {
-    "median": AdaptiveClip(MedianNorm()),
-    "median of all": AdaptiveClip(MedianNorm("all")),
-    "largest": AdaptiveClip(LargestNorm(Clip(0.2))),
-    "quantile": AdaptiveClip(QuantileNorm(Clip(0.2), count_scale=1.0)),
+    "median": PerExample(MedianNorm()),
+    "median of all": PerExample(MedianNorm("all")),
+    "largest": PerExample(LargestNorm(Clip(0.2))),
+    "quantile": PerExample(QuantileNorm(Clip(0.2), count_scale=1.0)),
 }
 
 
@@ -88,7 +87,7 @@ def test_the_noise_of_a_rule_has_its_level(batch, sampling):
     parts = scene("mnist", 1)
     plan = plan_of(1, batch_size=batch, local_iterations=1, local_lr=1.0, batch_sampling=sampling)
     rule = LargestNorm(Clip(1.3), floor=0.1)
-    noisy = Defense("noisy", PerExample(Clip(1.3)), AdaptiveNoise(rule, 2.0))
+    noisy = Defense("noisy", PerExample(Clip(1.3)), BatchNoise(rule, 2.0))
     with_noise, plain = (updates(*parts, plan, d) for d in (noisy, noisy.noiseless()))
     added = torch.cat([(with_noise[n] - plain[n]).flatten() for n in plain]).double()
     index = parts[2].indices[0][plan.batches(0, 30, 0)[0]]
@@ -339,7 +338,7 @@ def test_without_it_stacked_answers_and_one_sentence_says_why(monkeypatch):
 
 def test_engines_in_order_of_preference():
     model, train, partition = scene("adult")
-    adaptive = Defense("adaptive", AdaptiveClip(MedianNorm()))
+    adaptive = Defense("adaptive", PerExample(MedianNorm()))
     for defense, engine in ((fed_cdp(), "stacked"), (adaptive, "generic")):
         run = simulate(model, train, partition, plan_of(), defense, engine=("stacked", "generic"))
         assert run.engine == engine

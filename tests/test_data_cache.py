@@ -36,7 +36,17 @@ def tiny(tmp_path, monkeypatch):
     form = Form("tiny-idx", f"sha256:{hashlib.sha256(content).hexdigest()}")
     layout = Layout(((form,),), decode, "Made up.")
     monkeypatch.setitem(
-        DATASETS, "tiny", Spec("Tiny", "image", (layout,), build, "none", "nobody", "Six and two.")
+        DATASETS,
+        "tiny",
+        Spec(
+            title="Tiny",
+            kind="image",
+            layouts=(layout,),
+            build=build,
+            licence="none",
+            source="nobody",
+            note="Six and two.",
+        ),
     )
     return root, calls
 

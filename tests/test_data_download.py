@@ -43,7 +43,7 @@ def fails(error):
             "cifar-10-batches-py",
         ),
         ("lfw", "sklearn.datasets.fetch_lfw_people", "LFW/lfw20_32x32.npz"),
-        ("adult", "urllib.request.urlopen", "Adult/adult.data and Adult/adult.test"),
+        ("adult", "urllib.request.urlopen", "Adult/adult.data (and 1 more)"),
         ("bank", "urllib.request.urlopen", "BankMarketing/bank-full.csv"),
         ("kdd99", "urllib.request.urlopen", "KDDCup99/kddcup.data_10_percent.gz"),
     ],

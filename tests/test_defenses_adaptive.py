@@ -24,9 +24,8 @@ from fl_privacy_lib.defenses import (
     quantile_clipped,
 )
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import layer_norms
-from fl_privacy_lib.defenses.route import ClientContext
+from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, PerExample
 from fl_privacy_lib.defenses.rules import BOUND, LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
@@ -126,7 +125,7 @@ def test_the_median_is_numpys_and_half_of_the_examples_keep_their_norm(seed, bat
     compared = {n: v.numpy() for n, v in norms.items()}
     if scope == "all":
         compared = dict.fromkeys(norms, np.sqrt(sum(v**2 for v in compared.values())))
-    clipped = AdaptiveClip(rule)(gradients, context(2))
+    clipped = PerExample(rule)(gradients, context(2))
     for name, levels in rule.levels(norms, context(2)).items():
         expected = np.median(compared[name], axis=1)
         np.testing.assert_allclose(levels.numpy(), expected)
@@ -159,7 +158,7 @@ def test_median_noise_has_each_tensors_own_level(noise_at):
     "rule", [LargestNorm(Clip(3.0), "mean", 0.1), LargestNorm(), MedianNorm("all")]
 )
 def test_an_empty_batch_has_the_least_level(rule):
-    noisy = AdaptiveNoise(rule, 1.0)({"w": torch.zeros(1, 5000)}, context(batch_size=1))
+    noisy = BatchNoise(rule, 1.0)({"w": torch.zeros(1, 5000)}, context(batch_size=1))
     floor = getattr(rule, "floor", 0.0)
     assert of_std(noisy["w"], floor) if floor else not noisy["w"].any()
 
@@ -260,10 +259,10 @@ def test_counts_carry_their_noise_and_the_bound_its_own():
 
 def test_who_replays_a_later_round_has_to_know_its_bound():
     ctx = ClientContext(3, (0,), (), batch_size=1)
-    stage = AdaptiveClip(QuantileNorm(Clip(4.0, "all")))
+    stage = PerExample(QuantileNorm(Clip(4.0, "all")))
     with pytest.raises(InputError, match="bound of round 3 is not known"):
         stage({"w": torch.ones(1, 1, 4)}, ctx)
-    told = AdaptiveClip(QuantileNorm(Clip(1.0, "all")))
+    told = PerExample(QuantileNorm(Clip(1.0, "all")))
     ctx.round = 0
     assert float(told({"w": torch.ones(1, 1, 4)}, ctx)["w"].norm()) == pytest.approx(1.0)
 
@@ -396,7 +395,7 @@ def test_zero_gradients_after_centring_do_move_by_more_than_one():
 
 
 def test_the_number_of_examples_in_a_poisson_batch_does_not_show_in_adaclips_mean():
-    stage, like = AdaClipNoise(AdaClip(1.0)), {"w": torch.full((1, 3), 7.0)}
+    stage, like = AdaClipNoise(AdaClip(1.0), 0.0), {"w": torch.full((1, 3), 7.0)}
     for count in (0, 2, 5):
         ctx = context(batch_size=4, state={"adaclip": (like, {"w": torch.ones(1, 3)})})
         ctx.examples = (torch.zeros(1, count, 2), torch.zeros(1, count))

@@ -28,7 +28,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients
-from fl_privacy_lib.federated.reduction import nodes_within, tree_sum
+from fl_privacy_lib.federated.groups import nodes_within, tree_sum
 from fl_privacy_lib.federated.stacked import BATCH_SLICE, stack
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.sampling import Plan
@@ -117,7 +117,7 @@ def test_an_empty_batch_gives_noise_alone():
 def test_a_padded_chunk_is_masked():
     """What a GPU does with batches of different sizes, done here on a CPU."""
     from fl_privacy_lib.defenses.stage import ClientContext
-    from fl_privacy_lib.federated.stacked_participation import StackedEngine
+    from fl_privacy_lib.federated.stacked import StackedEngine
 
     model, train, _ = scene("mnist_cnn")
     plan, weights, form = (
@@ -162,8 +162,8 @@ def test_a_large_batch_is_the_sum_of_its_slices(batch, scope):
 ODD = {
     "padding, stride, dilation": lambda: nn.Sequential(
         nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2)),
-        nn.Tanh(),
-        nn.AvgPool2d(2),
+        nn.Sigmoid(),
+        nn.MaxPool2d(2),
         nn.Conv2d(3, 4, 3, dilation=2, padding=2, stride=2),
         nn.Sigmoid(),
         nn.Conv2d(4, 2, 2),
@@ -178,7 +178,7 @@ ODD = {
         nn.MaxPool2d(3, 2),
         nn.Flatten(),
         nn.LazyLinear(6),
-        nn.Tanh(),
+        nn.Sigmoid(),
         nn.Linear(6, 5, bias=False),
     ),
     "cropped": lambda: nn.Sequential(
@@ -186,7 +186,7 @@ ODD = {
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(3, 3, 2),
-        nn.AvgPool2d(3),
+        nn.MaxPool2d(3),
         nn.Flatten(),
         nn.LazyLinear(5),
     ),

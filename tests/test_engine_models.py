@@ -27,24 +27,24 @@ def shared_parameter():
     first, second = nn.Linear(5, 5), nn.Linear(5, 5)
     second.weight = first.weight
     return nn.Sequential(
-        nn.Linear(6, 5), nn.Tanh(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(5, 3)
+        nn.Linear(6, 5), nn.Sigmoid(), first, nn.Sigmoid(), second, nn.Sigmoid(), nn.Linear(5, 3)
     )
 
 
 def shared_layer():
     square = nn.Linear(5, 5)
     return nn.Sequential(
-        nn.Linear(6, 5), nn.Tanh(), square, nn.Tanh(), square, nn.Tanh(), nn.Linear(5, 3)
+        nn.Linear(6, 5), nn.Sigmoid(), square, nn.Sigmoid(), square, nn.Sigmoid(), nn.Linear(5, 3)
     )
 
 
 def frozen_layer():
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 3))
     return model[0].requires_grad_(False) and model
 
 
 def frozen_tensor():
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 3))
     model[2].bias.requires_grad_(False)
     return model
 
@@ -119,9 +119,9 @@ def test_a_padded_convolution_of_a_single_pixel(chunk):
     torch.manual_seed(1)
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
-        nn.Tanh(),
+        nn.Sigmoid(),
         nn.Conv2d(4, 4, 3, padding=1),
-        nn.Tanh(),
+        nn.Sigmoid(),
         nn.Flatten(),
         nn.Linear(4, 3),
     )

@@ -18,7 +18,7 @@ from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PARTS
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
 from fl_privacy_lib.chapters.fed_cdp.rates import RATES, Recorded, best_rates, with_rate
 from fl_privacy_lib.federated import example_gradients
-from fl_privacy_lib.federated.stacked_participation import local_noise
+from fl_privacy_lib.federated.stacked import local_noise
 from fl_privacy_lib.models import init_glorot, mlp, parameters_of, training_cnn
 from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.checks import check

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data import Partition, dirichlet, full_copies, iid, some_classes, two_shards
+from fl_privacy_lib.data import Partition, full_copies, iid, some_classes, two_shards
 
 labels_of_any_kind = st.lists(st.integers(0, 6), min_size=1, max_size=60).map(np.array)
 seeds = st.integers(0, 2**32 - 1)
@@ -188,41 +188,6 @@ def test_iid_draws_each_example_equally_often():
     assert stats.chisquare(count).pvalue > 1e-6
 
 
-@given(labels_of_any_kind, st.data(), st.floats(1e-3, 1e6), seeds)
-@settings(max_examples=200, deadline=None)
-def test_dirichlet_gives_every_example_once_and_leaves_no_client_empty(labels, data, alpha, seed):
-    clients = data.draw(st.integers(1, len(labels)))
-    split = dirichlet(labels, clients, alpha, np.random.default_rng(seed))
-    assert np.array_equal(np.sort(np.concatenate(split.indices)), np.arange(len(labels)))
-    assert split.clients == clients and split.sizes.min() >= 1
-
-
-def test_dirichlet_shares_follow_the_beta_law():
-    """Two clients, one class: client 0's share is Beta(alpha, alpha) (Kolmogorov-Smirnov, 1e-6)."""
-    labels = np.zeros(20_000, int)
-    shares = [
-        dirichlet(labels, 2, 0.7, np.random.default_rng(s)).sizes[0] / 20_000 for s in range(300)
-    ]
-    assert stats.kstest(shares, stats.beta(0.7, 0.7).cdf).pvalue > 1e-6
-    assert stats.kstest(shares, stats.beta(2.0, 2.0).cdf).pvalue < 1e-6
-
-
-def test_dirichlet_concentration():
-    labels = np.repeat(np.arange(10), 500)
-    few = classes_per_client(dirichlet(labels, 20, 0.01, np.random.default_rng(0)), labels)
-    many = classes_per_client(dirichlet(labels, 20, 1000.0, np.random.default_rng(0)), labels)
-    assert few.mean() < 3 and (many == 10).all()
-
-
-def test_dirichlet_fills_an_empty_client_with_one_example_of_the_largest():
-    """alpha at its lowest: a class goes to one client; the others get one example of the larger."""
-    labels = np.repeat([0, 1], [3, 50])
-    sizes = {
-        tuple(sorted(dirichlet(labels, 4, 1e-3, np.random.default_rng(s)).sizes)) for s in range(20)
-    }
-    assert sizes == {(1, 1, 3, 48), (1, 1, 1, 50)}
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -237,9 +202,6 @@ def test_dirichlet_fills_an_empty_client_with_one_example_of_the_largest():
         (lambda r: iid(10, 2, 11, r), "examples_per_client = 11 must lie between 1 and 10"),
         (lambda r: iid(10, True, 1, r), "clients = True"),
         (lambda r: full_copies(0, 2), "examples = 0"),
-        (lambda r: dirichlet(np.zeros(3, int), 4, 1.0, r), "clients = 4 must lie between 1 and 3"),
-        (lambda r: dirichlet(np.zeros(3, int), 2, 0.0, r), "alpha = 0"),
-        (lambda r: dirichlet(np.zeros(3, int), 2, float("nan"), r), "alpha = nan"),
     ],
 )
 def test_impossible_wishes_are_refused(call, says):

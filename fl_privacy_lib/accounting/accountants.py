@@ -1,7 +1,7 @@
 """One name for each accountant: what a ledger costs, when a budget is spent, noise for an ε."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -115,17 +115,25 @@ def spending_curve(events: Events, accountant: Accountant, delta: float) -> Floa
             "accountant = 'pld' has no curve over the steps: use 'rdp', or spend() on "
             "ledger.first(steps)."
         )
-    if accountant == "rdp":
-        return rdp_curve(ledger, delta)
-    if accountant == "moments_accountant":
-        return rdp_curve(ledger, delta, PAPER_ORDERS, "classic")
-    if accountant == "zcdp":
-        return epsilon_of_rho(np.cumsum(np.repeat(step_rho(ledger), ledger.uses)), delta)
-    if accountant == "gdp":
-        gdp_mu(ledger)  # refuses sampled plans
-        total = np.cumsum(np.repeat(1 / np.square(ledger.noise), ledger.uses))
-        return np.array([gdp_epsilon(float(mu), delta) for mu in np.sqrt(total)])
-    return composed(StepSums.over(ledger, delta, prefixes=True), accountant, delta)
+    if accountant in _CURVES:
+        return _CURVES[accountant](ledger, delta)
+    return composed(StepSums.over(ledger, delta, prefixes=True), cast(Theorem, accountant), delta)
+
+
+def _gdp_curve(ledger: Ledger, delta: float) -> Floats:
+    gdp_mu(ledger)  # refuses sampled plans
+    total = np.cumsum(np.repeat(1 / np.square(ledger.noise), ledger.uses))
+    return np.array([gdp_epsilon(float(mu), delta) for mu in np.sqrt(total)])
+
+
+_CURVES: dict[str, Callable[[Ledger, float], Floats]] = {
+    "rdp": rdp_curve,
+    "moments_accountant": lambda ledger, delta: rdp_curve(ledger, delta, PAPER_ORDERS, "classic"),
+    "zcdp": lambda ledger, delta: epsilon_of_rho(
+        np.cumsum(np.repeat(step_rho(ledger), ledger.uses)), delta
+    ),
+    "gdp": _gdp_curve,
+}
 
 
 def first_step_beyond(

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fl_privacy_lib._checks import InputError, one_of, positive, whole_number
+from fl_privacy_lib._checks import InputError, one_of, positive, refuse, whole_number
 
 Unit = Literal["example", "client", "local_report"]
 Relation = Literal["add_remove", "replace_one"]
@@ -62,29 +62,26 @@ class Event:
         one_of(get_args(Unit), unit=self.unit)
         one_of(get_args(Relation), relation=self.relation)
         one_of(get_args(Sampling), sampling=self.sampling)
-        if not 0 < self.sampling_rate <= 1:
-            raise InputError(
-                f"sampling_rate = {self.sampling_rate} must be greater than 0 and at most 1: "
-                "it is the probability that one unit takes part in a step."
-            )
-        if self.noise_multiplier == 0:
-            raise InputError(
-                "noise_multiplier = 0 adds no noise and makes ε infinite: "
-                "give a value above 0, or state ε = ∞ without an accountant."
-            )
+        refuse(
+            {
+                f"sampling_rate = {self.sampling_rate} must be greater than 0 and at most 1: it is "
+                "the probability that one unit takes part in a step.": (
+                    not 0 < self.sampling_rate <= 1
+                ),
+                "noise_multiplier = 0 adds no noise and makes ε infinite: give a value above 0, or "
+                "state ε = ∞ without an accountant.": self.noise_multiplier == 0,
+                f"sampling = 'none' with sampling_rate = {self.sampling_rate} is a contradiction: "
+                "without sampling every unit takes part, so set sampling_rate = 1.": (
+                    self.sampling == "none" and self.sampling_rate != 1
+                ),
+                "sampling = 'fixed' has no bound under relation = 'add_remove', where the number "
+                "of units is not fixed: use 'replace_one', or Poisson sampling.": (
+                    self.sampling == "fixed" and self.relation == "add_remove"
+                ),
+            }
+        )
         positive(noise_multiplier=self.noise_multiplier)
         whole_number(1, uses=self.uses)
-        if self.sampling == "none" and self.sampling_rate != 1:
-            raise InputError(
-                f"sampling = 'none' with sampling_rate = {self.sampling_rate} is a contradiction: "
-                "without sampling every unit takes part, so set sampling_rate = 1."
-            )
-        if self.sampling == "fixed" and self.relation == "add_remove":
-            raise InputError(
-                "sampling = 'fixed' has no bound under relation = 'add_remove', where the number "
-                "of units "
-                "is not fixed: use 'replace_one', or Poisson sampling."
-            )
 
 
 @dataclass(frozen=True)

@@ -165,10 +165,11 @@ def fixed_epsilon(convention: Convention, rate: float, steps: int) -> float:
     >>> print(f"{fixed_epsilon(Convention('advanced', decimals=3), 0.01, 6_000):.3f}")
     5.504
     """
-    step = Event(
-        rate, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps + convention.extra_steps
-    )
-    return _spent(convention, Ledger.of(step))
+    return _spent(convention, _fixed_run(rate, steps + convention.extra_steps))
+
+
+def _fixed_run(rate: float, steps: int) -> Ledger:
+    return Ledger.of(Event(rate, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps))
 
 
 def _spent(convention: Convention, ledger: Ledger) -> float:
@@ -206,10 +207,7 @@ def epsilon_schedule(policy: str, steps: int) -> Floats:
 def _schedule(policy: str, steps: int) -> Ledger:
     """Return the releases under a schedule of the noise scale; 'fixed': σ = 6 throughout."""
     if policy == "fixed":
-        step = Event(
-            given.EXAMPLE_RATE, given.NOISE_MULTIPLIER, "example", "add_remove", uses=steps
-        )
-        return Ledger.of(step)
+        return _fixed_run(given.EXAMPLE_RATE, steps)
     noise = schedules.noise_of_epsilon(epsilon_schedule(policy, steps), given.DELTA)
     return schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove")
 
@@ -229,16 +227,22 @@ def _budget(row: Row) -> str | None:
     return None if target in ("all", "not_applicable") else target
 
 
+def _full_run(paper: str, dataset: str) -> int:
+    """Return the iterations of a whole training, at each client where it is federated."""
+    if paper == "dynamic_parameters":
+        return given.ITERATIONS[dataset]
+    return given.ROUNDS[dataset] * given.LOCAL_ITERATIONS
+
+
 def _stopping_cell(paper: str, table: str, row: Row, columns: Mapping[str, Convention]) -> Cell:
     """Return the cell of the iteration or the round at which a budget is spent."""
     budget = float(row["target_epsilon"])
     convention = columns[row.get("accounting", "moments_accountant")]
+    length = _full_run(paper, row["dataset"])
     if row["metric"] == "iterations":
-        length = given.ITERATIONS[row["dataset"]]
         stop = _stop(row["noise_scale_policy"], length, convention, budget)
         return _cell(paper, table, row, "iterations", stop, 1.0)
     policy = row["method"].removeprefix("fed_alpha_cdp_sigma_")
-    length = given.ROUNDS[row["dataset"]] * given.LOCAL_ITERATIONS
     stop = _stop(policy if policy in _SCHEDULES else "fixed", length, convention, budget)
     return _cell(paper, table, row, "rounds", math.ceil(stop / given.LOCAL_ITERATIONS), 0.0)
 
@@ -254,11 +258,7 @@ def _targets(paper: str, table: str, rows: Sequence[Row]) -> list[Cell]:
     cells = []
     for (dataset, column), printed in keys.items():
         assert printed is not None
-        if paper == "dynamic_parameters":
-            length = given.ITERATIONS[dataset]
-        else:
-            length = given.ROUNDS[dataset] * given.LOCAL_ITERATIONS
-        ours = fixed_epsilon(spending[column], given.EXAMPLE_RATE, length)
+        ours = fixed_epsilon(spending[column], given.EXAMPLE_RATE, _full_run(paper, dataset))
         header = {"dataset": dataset, "accounting": column, "metric": "target_epsilon"}
         row = header | {"value": printed}
         cells.append(_cell(paper, table, row, "target", ours, epsilon_tolerance(printed)))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole_number
-from fl_privacy_lib.attacks.masks import MASKS
 from fl_privacy_lib.attacks.objective import DISTANCES
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
 from fl_privacy_lib.attacks.starts import STARTS
@@ -15,9 +14,8 @@ CHOICES: dict[str, Iterable[str]] = {
     "start": STARTS,
     "optimiser": OPTIMISERS,
     "objective": DISTANCES,
-    "label_rule": ("inferred", "counted", "joint", "given"),
-    "mask": MASKS,
-    "select": ("objective", "oracle"),
+    "label_rule": ("inferred", "joint", "given"),
+    "mask": ("none", "zeros"),
 }
 """Setting of an attack → the words it may be."""
 # Of the budget, where a decaying learning rate loses a factor of ten.
@@ -46,15 +44,13 @@ class Attack:
     tv : float, ≥ 0, weight of the images' total variation in the objective
     box : bool, whether every step is projected on the pixels' range [0, 1]
     decay : bool, whether the learning rate falls to a tenth at 3/8, 5/8 and 7/8 of the budget
-    label_rule : {'inferred', 'counted', 'joint', 'given'}
-        From the last layer's gradient (`labels.infer_labels`); that compared with images of the
-        attacker's own (`labels.label_counts`); as soft labels optimised with the images; from the
-        caller.
-    mask : {'none', 'zeros', 'outliers'}, which coordinates the attacker leaves out, see `masks`
+    label_rule : {'inferred', 'joint', 'given'}
+        From the last layer's gradient (`labels.infer_labels`); as soft labels optimised with the
+        images; from the caller.
+    mask : {'none', 'zeros'}
+        Which coordinates the attacker leaves out: one that is exactly zero was pruned, or says
+        nothing.
     tries : int, independent starts of every victim; the one with the least objective counts
-    select : {'objective', 'oracle'}
-        'oracle' keeps the iterate nearest to the truth. No attacker can; some published rates were
-        made so.
     """
 
     start: str = "patterned"
@@ -74,7 +70,6 @@ class Attack:
     label_rule: str = "inferred"
     mask: str = "none"
     tries: int = 1
-    select: str = "objective"
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
@@ -116,12 +111,11 @@ class Knowledge:
     observations : R, gradients of the same images, each with the weights it was taken at
     batch_size : B, the images behind a gradient
     local_iterations, local_lr : of the update it divides by; the attack takes L iterations for one
-    labels : 'inferred', 'counted', 'joint' or 'given'
+    labels : 'inferred', 'joint' or 'given'
     defense : ``Defense.public()``
     replays_defense : whether the dummies pass that defence, without its noise
-    mask : 'none', 'zeros', 'outliers', 'given' or two of these: which coordinates are left out
+    mask : 'none', 'zeros', 'given' or 'zeros and given': which coordinates are left out
     prior : weight of the total variation; 0 for none
-    truth : whether the true images chose the iterate (an oracle, not an attacker)
     """
 
     tap: str
@@ -134,19 +128,12 @@ class Knowledge:
     replays_defense: bool
     mask: str
     prior: float
-    truth: bool
 
     def describe(self) -> list[tuple[str, str]]:
         """Return (what, how much of it) for a printed table."""
-        left = {
-            "none": "nothing",
-            "zeros": "exact zeros",
-            "outliers": "blocks of outlying size",
-            "given": "as told",
-        }
+        left_out = {"none": "nothing", "zeros": "exact zeros", "given": "as told"}
         labels = {
             "inferred": "inferred from the gradient",
-            "counted": "inferred with images of its own",
             "joint": "optimised with the images",
             "given": "given",
         }
@@ -158,9 +145,9 @@ class Knowledge:
             ("labels", labels[self.labels]),
             ("defence", describe_defense(self.defense)),
             ("replays it", "yes, without noise" if self.replays_defense else "no"),
-            ("left out", " and ".join(left[word] for word in self.mask.split(" and "))),
+            ("left out", " and ".join(left_out[word] for word in self.mask.split(" and "))),
             ("prior on images", f"total variation × {self.prior:g}" if self.prior else "none"),
-            ("truth", "chooses the iterate (oracle)" if self.truth else "unknown"),
+            ("truth", "unknown"),
         ]
 
     def __str__(self) -> str:

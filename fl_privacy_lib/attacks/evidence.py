@@ -1,26 +1,18 @@
 """What an attacker holds: observations checked, put on one scale, and stacked over victims."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
 
 from fl_privacy_lib._checks import InputError, refuse
 from fl_privacy_lib.attacks.attack import Attack
-from fl_privacy_lib.attacks.labels import UNKNOWN, infer_labels, label_counts
-from fl_privacy_lib.attacks.masks import Usual, masked, rows_of, untouched
-from fl_privacy_lib.attacks.objective import Evidence, as_gradient, replay
-from fl_privacy_lib.attacks.starts import start
+from fl_privacy_lib.attacks.labels import UNKNOWN, infer_labels
+from fl_privacy_lib.attacks.objective import Evidence, as_gradient, masked, replay, rows_of
 from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated.participation import Observation
 from fl_privacy_lib.models import call
 
-OWN_IMAGES = 16  # whose features and probabilities an attacker looks at, to count labels
-OWN_KINDS = ("patterned", "patterned_4x4", "patterned_8x8", "uniform", "zeros", "ones")
-# Every kind bright and dim: what is usual must not depend on one kind of image.
-OWN_LIGHT = (1.0, 0.3)
 Seen = Sequence[Sequence[Observation]]  # [victims][R]
 
 
@@ -82,8 +74,7 @@ def stacked(observations: Sequence[Observation]) -> Gradient:
 
 def labels_of(
     seen: Seen,
-    model: nn.Module,
-    shape: tuple[int, ...],
+    classes: int,
     batch_size: int,
     attack: Attack,
     labels: torch.Tensor | None,
@@ -100,7 +91,6 @@ def labels_of(
     InputError
         If labels are given that do not fit, or are not given where the rule needs them.
     """
-    classes = classes_of(model, seen[0][0], shape)
     if labels is not None:
         shape, wrong = tuple(labels.shape), (labels < UNKNOWN) | (labels >= classes)
         refuse(
@@ -121,15 +111,7 @@ def labels_of(
     columns = [stacked(column) for column in zip(*seen, strict=True)]
     # of several observations the mean: noise averages out, the sign of a row does not
     mean = {name: torch.stack([c[name] for c in columns]).mean(0) for name in columns[0]}
-    inferred = infer_labels(mean, batch_size)
-    if attack.label_rule == "counted":
-        generator = keyed_generator(inferred.device, attack.seed, "own")
-        images = start("uniform", OWN_IMAGES, shape, generator)
-        for row in torch.nonzero((inferred != UNKNOWN).all(1))[:, 0].tolist():
-            gradient = {name: g[row : row + 1] for name, g in mean.items()}
-            counts = label_counts(model, seen[row][0].weights, gradient, images, batch_size)[0]
-            inferred[row] = torch.arange(classes, device=counts.device).repeat_interleave(counts)
-    return inferred
+    return infer_labels(mean, batch_size)
 
 
 def plausible_rows(evidence: Sequence[Evidence], labels: torch.Tensor | None) -> torch.Tensor:
@@ -137,24 +119,17 @@ def plausible_rows(evidence: Sequence[Evidence], labels: torch.Tensor | None) ->
     targets = [rows_of(t) for e in evidence for t in e.targets.values()]
     good = torch.stack([torch.isfinite(t).all(1) for t in targets]).all(0)
     for e in evidence:  # a relative distance divides by each observation's own norm
-        trusted = masked(e.targets, e.trusted).values()
-        good &= torch.stack([rows_of(t != 0).any(1) for t in trusted]).any(0)
+        good &= torch.stack([rows_of(t != 0).any(1) for t in e.targets.values()]).any(0)
     return good if labels is None else good & (labels != UNKNOWN).all(1)
 
 
 def gather(
-    model: nn.Module,
-    observations: Sequence[Observation],
-    labels: torch.Tensor | None,
-    shape: tuple[int, ...],
-    attack: Attack,
-    trusted: Gradient | None,
+    observations: Sequence[Observation], attack: Attack, trusted: Gradient | None
 ) -> Evidence:
     """Return one observation of every victim, and which of its coordinates the attacker trusts.
 
     Parameters
     ----------
-    labels : [V, B], or None where they are optimised with the images
     trusted : tensors […] or [V, …] of bool by name, coordinates that the caller allows; None for
         all
     """
@@ -166,40 +141,9 @@ def gather(
     )
     if not shared:
         weights = {name: torch.stack([o.weights[name] for o in observations]) for name in weights}
-    evidence = Evidence(weights, shared, targets, replay(observations[0], attack.clip_aware))
-    usual = None
-    if attack.mask == "outliers":
-        usual = _usual(model, evidence, labels, shape, attack.seed)
-    mask = untouched(targets, attack.mask, usual)
+    mask = {name: t != 0 for name, t in targets.items()} if attack.mask == "zeros" else None
     if trusted is not None:
         mask = mask or {name: torch.ones_like(t, dtype=torch.bool) for name, t in targets.items()}
         mask = {name: m & trusted[name] if name in trusted else m for name, m in mask.items()}
-    return replace(evidence, trusted=mask)
-
-
-def _usual(
-    model: nn.Module,
-    evidence: Evidence,
-    labels: torch.Tensor | None,
-    shape: tuple[int, ...],
-    seed: int,
-) -> Usual:
-    """Return what gradients of the attacker's images look like, at the victims' weights, labels."""
-    if labels is None:
-        raise InputError(
-            "mask = 'outliers' needs labels for images of its own: use label_rule = 'inferred'."
-        )
-    generator = keyed_generator(labels.device, seed, "usual")
-    batches = [
-        light * start(kind, labels.numel(), shape, generator).view(*labels.shape, *shape)
-        for kind in OWN_KINDS
-        for light in OWN_LIGHT
-    ]
-    with torch.no_grad():
-        seen = [evidence.seen(model, images, labels.clamp_min(0)) for images in batches]
-    # [kinds, V, …]
-    gradients = {name: torch.stack([g[name] for g in seen]) for name in evidence.targets}
-    return Usual(
-        {name: g.mean(0) for name, g in gradients.items()},
-        {name: g.var(0, correction=0) for name, g in gradients.items()},
-    )
+    step = replay(observations[0], attack.clip_aware)
+    return Evidence(weights, shared, masked(targets, mask), step, mask)

@@ -61,8 +61,8 @@ class LearnedAttack:
         in_range(1e-9, 1 - 1e-9, held_out=self.held_out)
         whole_number(LEAST, public_images=self.public_images)
         whole_number(0, seed=self.seed)
-        for name in ("projection", "views", "hidden", "epochs", "batch"):
-            whole_number(1, **{name: getattr(self, name)})
+        whole_number(1, projection=self.projection, views=self.views, hidden=self.hidden)
+        whole_number(1, epochs=self.epochs, batch=self.batch)
 
 
 def _network(

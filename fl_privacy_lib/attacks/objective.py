@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from fl_privacy_lib.attacks.masks import masked, rows_of
+from fl_privacy_lib.attacks.optimisers import Evaluate
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import ClientContext
@@ -18,8 +17,6 @@ from fl_privacy_lib.models import Parameters
 
 Replay = Callable[[Gradient], Gradient]
 """Dummies' example gradients [rows, batch, …] → what would be seen of them [rows, …]"""
-Evaluate = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""x [rows, n] → objective [rows], gradient [rows, n]"""
 
 
 def as_gradient(observation: Observation, example: int = 0) -> Gradient:
@@ -51,8 +48,7 @@ def replay(observation: Observation, aware: bool) -> Replay:
     function of example gradients [rows, batch, …], giving tensors [rows, …] on the scale of
     `as_gradient`; a row takes the place of a client
     """
-    public: dict[str, Any] = observation.defense
-    defense = Defense(**public).noiseless() if aware else Defense("non_private")
+    defense = Defense(**observation.defense).noiseless() if aware else Defense("non_private")
     tap, step = observation.tap, -observation.local_lr * observation.local_iterations
 
     def replayed(gradients: Gradient) -> Gradient:
@@ -64,6 +60,18 @@ def replay(observation: Observation, aware: bool) -> Replay:
         return values if tap.stage == "batch" else {name: u / step for name, u in values.items()}
 
     return replayed
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor [rows, …] as [rows, size]; [rows] has size 1."""
+    return tensor[..., None].flatten(1)
+
+
+def masked(gradient: Gradient, trusted: Gradient | None) -> Gradient:
+    """Return a gradient with zeros where it is not trusted; None trusts all of it."""
+    if trusted is None:
+        return gradient
+    return {name: g * trusted[name] for name, g in gradient.items()}
 
 
 def _dot(one: Gradient, other: Gradient) -> torch.Tensor:
@@ -145,7 +153,7 @@ class Evidence:
     ----------
     weights : tensors […] shared by all rows, or [rows, …]
     shared : which of both
-    targets : tensors [rows, …], what was seen, as gradients
+    targets : tensors [rows, …], what was seen, as gradients; 0 where it is not trusted
     replay : what is done to the dummies' gradients, see the function `replay`
     trusted : tensors [rows, …] of bool, the coordinates that count; None for all
     """
@@ -160,7 +168,7 @@ class Evidence:
         """Return the evidence of these rows, a row as often as it is named."""
         weights = self.weights if self.shared else _select(self.weights, rows)
         trusted = None if self.trusted is None else _select(self.trusted, rows)
-        targets = masked(_select(self.targets, rows), trusted)
+        targets = _select(self.targets, rows)
         return replace(self, weights=weights, targets=targets, trusted=trusted)
 
     def seen(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Gradient:

@@ -4,6 +4,7 @@ An attack is small: what costs time is starting thousands of tiny operations. St
 rows shares that cost. No row sees another: curvature, step and stopping are all per row.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -14,7 +15,7 @@ Project = Callable[[torch.Tensor], torch.Tensor]
 """x [rows, n] → the nearest point that is allowed"""
 
 
-class Optimiser:
+class Optimiser(ABC):
     """What all optimisers share; each adds `step`, `remember`, and its state: `begin`, `forget`.
 
     Parameters
@@ -39,19 +40,20 @@ class Optimiser:
         self.gradient = torch.zeros_like(x)  # at x
         self.begin()
 
+    @abstractmethod
     def begin(self) -> None:
         """Set up the state of every row."""
 
+    @abstractmethod
     def step(self) -> torch.Tensor:
         """Return the step from x, [rows, n]."""
-        raise NotImplementedError
 
-    def remember(self, s: torch.Tensor, y: torch.Tensor) -> None:
+    def remember(self, s: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 (optional)
         """Take in the last step and the change of the gradient, both [rows, n]."""
 
+    @abstractmethod
     def forget(self, rows: torch.Tensor) -> None:
         """Forget what these rows (a mask) knew."""
-        raise NotImplementedError
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only these rows; the others are finished."""
@@ -158,6 +160,8 @@ class LBFGS(Optimiser):
 class Adam(Optimiser):
     """Adam, one moment estimate a row; see `Optimiser` for the parameters."""
 
+    signed = False  # whether the moments are taken of the gradient's signs
+
     def begin(self) -> None:
         """Set up the state of every row."""
         self.mean, self.square = torch.zeros_like(self.x), torch.zeros_like(self.x)
@@ -169,13 +173,9 @@ class Adam(Optimiser):
         self.square = torch.where(rows[:, None], 0.0, self.square)
         self.count = torch.where(rows, 0.0, self.count)
 
-    def slope(self) -> torch.Tensor:
-        """Return what the moments are taken of."""
-        return self.gradient
-
     def step(self) -> torch.Tensor:
         """Return the step from x, [rows, n]."""
-        slope = self.slope()
+        slope = self.gradient.sign() if self.signed else self.gradient
         self.count = self.count + 1
         self.mean = 0.9 * self.mean + 0.1 * slope
         self.square = 0.999 * self.square + 0.001 * slope**2
@@ -187,9 +187,7 @@ class Adam(Optimiser):
 class SignedAdam(Adam):
     """Adam on the gradient's signs (Geiping et al. 2020): every coordinate counts alike."""
 
-    def slope(self) -> torch.Tensor:
-        """Return the signs of the gradient."""
-        return self.gradient.sign()
+    signed = True
 
 
 OPTIMISERS: dict[str, type[Optimiser]] = {

@@ -1,14 +1,12 @@
 """Reconstruction by gradient matching, for many victims and tries in one call."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import refuse
 from fl_privacy_lib.attacks.attack import Attack, Knowledge
 from fl_privacy_lib.attacks.evidence import (
     Seen,
@@ -53,11 +51,6 @@ class Reconstruction:
     knowledge: Knowledge
     snapshots: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many victims ended in each status."""
-        return dict(Counter(self.status))
-
 
 def reconstruct(
     model: nn.Module,
@@ -68,7 +61,6 @@ def reconstruct(
     batch_size: int = 1,
     labels: torch.Tensor | None = None,
     trusted: Gradient | None = None,
-    truth: torch.Tensor | None = None,
     snapshots: Sequence[int] = (),
     on_iteration: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Reconstruction:
@@ -86,7 +78,6 @@ def reconstruct(
     trusted : tensors […] or [V, …] of bool by parameter name, or None
         The coordinates the attacker believes, for one who knows which were touched; a name left out
         is believed.
-    truth : [V, B, C, H, W], for ``select="oracle"`` alone, see `Attack`
     snapshots : attack iterations whose best iterates are kept
     on_iteration : called with (iteration, victims still running, best images [V, B, C, H, W] so
         far), e.g. to score or show progress; what it returns is not used
@@ -100,10 +91,9 @@ def reconstruct(
     """
     seen = [[o] if isinstance(o, Observation) else list(o) for o in observations]
     check_observations(seen, model, batch_size)
-    known = labels_of(seen, model, shape, batch_size, attack, labels)
-    _check_truth(truth, attack, (len(seen), batch_size, *shape))
-    columns = zip(*seen, strict=True)
-    evidence = [gather(model, column, known, shape, attack, trusted) for column in columns]
+    classes = classes_of(model, seen[0][0], shape)
+    known = labels_of(seen, classes, batch_size, attack, labels)
+    evidence = [gather(column, attack, trusted) for column in zip(*seen, strict=True)]
     objective = matching_objective(
         model,
         evidence,
@@ -113,8 +103,8 @@ def reconstruct(
         distance=attack.objective,
         tv=attack.tv,
     )
-    classes = classes_of(model, seen[0][0], shape) if known is None else 0
-    run = _Run(attack, shape, batch_size, classes, plausible_rows(evidence, known), truth)
+    soft = classes if known is None else 0
+    run = _Run(attack, shape, batch_size, soft, plausible_rows(evidence, known))
     images_at = run.minimise(objective, snapshots, on_iteration)
     best, first, progress = run.best(), seen[0][0], run.progress
     mask = attack.mask if trusted is None else f"{attack.mask} and given".removeprefix("none and ")
@@ -129,7 +119,6 @@ def reconstruct(
         attack.clip_aware,
         mask,
         attack.tv,
-        truth is not None,
     )
     return Reconstruction(
         run.images(),
@@ -142,20 +131,6 @@ def reconstruct(
     )
 
 
-def _check_truth(truth: torch.Tensor | None, attack: Attack, expected: tuple[int, ...]) -> None:
-    shape = expected if truth is None else tuple(truth.shape)
-    refuse(
-        {
-            "select = 'oracle' needs the truth, which no attacker has: give truth, or use "
-            "'objective'.": attack.select == "oracle" and truth is None,
-            "select = 'objective' does not look at the truth: leave truth out, or use "
-            "'oracle'.": attack.select == "objective" and truth is not None,
-            f"truth has shape {shape}, not {expected}: one batch of images a victim.": shape
-            != expected,
-        }
-    )
-
-
 class _Run:
     """The rows of one call, V victims × tries, until each has stopped.
 
@@ -164,7 +139,6 @@ class _Run:
     attack, shape, batch : the settings, the shape of an image, B
     classes : classes of the soft labels that are optimised with the images; 0 for none
     good : [V] of bool, victims that are worth a try
-    truth : [V, B, C, H, W] for an oracle, or None
     """
 
     def __init__(
@@ -174,7 +148,6 @@ class _Run:
         batch: int,
         classes: int,
         good: torch.Tensor,
-        truth: torch.Tensor | None,
     ) -> None:
         self.attack, self.shape, self.batch, self.classes = attack, shape, batch, classes
         self.victims, self.device = len(good), good.device
@@ -186,7 +159,7 @@ class _Run:
             for k in range(attack.tries)
         ]
         self.rows = torch.arange(len(self.generators), device=self.device)
-        self.progress = Progress(self.fresh(self.rows), attack, self.pixels, truth)
+        self.progress = Progress(self.fresh(self.rows), attack, self.pixels)
         self.worth_trying = good.repeat_interleave(attack.tries)  # [rows]
 
     def fresh(self, rows: torch.Tensor) -> torch.Tensor:
@@ -194,8 +167,7 @@ class _Run:
         starts = []
         for generator in (self.generators[row] for row in rows.tolist()):
             images = start(self.attack.start, self.batch, self.shape, generator).flatten()
-            size = self.batch * self.classes
-            labels = torch.randn(size, generator=generator, device=self.device)
+            labels = torch.randn(self.batch * self.classes, generator=generator, device=self.device)
             starts.append(torch.cat([images, labels]))
         return torch.stack(starts)
 
@@ -243,8 +215,8 @@ class _Run:
 
     def best(self) -> torch.Tensor:
         """Return each victim's best row, [V]."""
-        score = self.progress.score.view(self.victims, -1)
-        return self.rows.view(self.victims, -1)[:, 0] + score.argmin(1)
+        least = self.progress.least.view(self.victims, -1)
+        return self.rows.view(self.victims, -1)[:, 0] + least.argmin(1)
 
     def images(self) -> torch.Tensor:
         """Return each victim's best images so far, [V, B, C, H, W] in [0, 1]."""

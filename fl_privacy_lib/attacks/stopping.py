@@ -1,7 +1,6 @@
 """Which attacks of a stack have stopped and why, and the best that each has reached."""
 
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from fl_privacy_lib.attacks.attack import Attack
 
@@ -17,17 +16,12 @@ class Progress:
     x : [rows, n], the starts; rows come as victims × tries
     attack : its stopping rules
     pixels : the first coordinates of a row that are images
-    truth : [V, B, C, H, W] or None; given, the iterate nearest to it is kept (an oracle, see
-        `Attack.select`)
     """
 
-    def __init__(
-        self, x: torch.Tensor, attack: Attack, pixels: int, truth: torch.Tensor | None = None
-    ) -> None:
-        self.attack, self.pixels, self.truth = attack, pixels, truth
+    def __init__(self, x: torch.Tensor, attack: Attack, pixels: int) -> None:
+        self.attack, self.pixels = attack, pixels
         self.best_x = x.clone()
-        self.score = torch.full((len(x),), torch.inf, device=x.device)  # objective, or distance
-        self.least = self.score.clone()  # least objective so far
+        self.least = torch.full((len(x),), torch.inf, device=x.device)  # objective so far
         self.trace: list[torch.Tensor] = []  # that, one entry an iteration
         self.iterations = torch.zeros(len(x), dtype=torch.long, device=x.device)
         self.restarts = torch.zeros_like(self.iterations)
@@ -50,12 +44,9 @@ class Progress:
         """
         iteration = len(self.trace) + 1
         finite = torch.isfinite(loss) & torch.isfinite(x).all(1)
-        score = loss if self.truth is None else self._distance(rows, x)
-        better = finite & (score < self.score[rows])
-        self.score[rows[better]] = score[better].to(self.score)
+        better = finite & (loss < self.least[rows])
+        self.least[rows[better]] = loss[better].to(self.least)
         self.best_x[rows[better]] = x[better].to(self.best_x)
-        least = torch.where(finite, loss, torch.inf).to(self.least)
-        self.least[rows] = torch.minimum(self.least[rows], least)
         self.iterations[rows] = iteration
         self.trace.append(self.least.clone())
         window, fraction = self.attack.stall
@@ -69,23 +60,10 @@ class Progress:
         for word, mask in (("stalled", stalled), ("diverged", diverged), ("converged", converged)):
             for row in rows[mask].tolist():
                 self.status[row] = word
-        done = converged | diverged | stalled
-        if (
-            self.truth is None
-        ):  # another try of the victim has converged; an oracle may like it less
-            victims = rows // self.attack.tries
-            done |= torch.isin(victims, victims[converged])
+        victims = rows // self.attack.tries
+        # a row is done as well when another try of its victim has converged
+        done = diverged | stalled | torch.isin(victims, victims[converged])
         again = lost & ~done
         self.restarts[rows[again]] += 1
         self.since[rows[again]] = iteration
         return done, again
-
-    def _distance(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the squared distance of each row's images from the truth, in the best order."""
-        assert self.truth is not None
-        truth = self.truth.flatten(2).to(x)[rows // self.attack.tries]  # [rows, B, n]
-        images = x[:, : self.pixels].reshape(truth.shape).nan_to_num(0.0).clamp(0, 1)
-        cost = (images[:, :, None] - truth[:, None]).square().sum(-1).cpu().numpy()  # [rows, B, B]
-        return torch.tensor(
-            [c[linear_sum_assignment(c)].sum() for c in cost], device=x.device, dtype=x.dtype
-        )

@@ -7,7 +7,6 @@ first.
 from fl_privacy_lib.data.datasets import Dataset, available, fetch, first_available, load, verify
 from fl_privacy_lib.data.partition import (
     Partition,
-    dirichlet,
     full_copies,
     iid,
     some_classes,
@@ -21,7 +20,6 @@ __all__ = [
     "Partition",
     "Spec",
     "available",
-    "dirichlet",
     "fetch",
     "first_available",
     "full_copies",

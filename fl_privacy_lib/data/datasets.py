@@ -11,35 +11,23 @@ from pathlib import Path
 
 from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.data import npz
+from fl_privacy_lib.data.download import network
 from fl_privacy_lib.data.files import Layout, cached, check, find, is_file, missing
 from fl_privacy_lib.data.specs import DATASETS, Spec
-from fl_privacy_lib.data.splits import Parts
+from fl_privacy_lib.data.splits import About, Parts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Dataset(Parts):
-    """A data set in memory: its `Parts`, and what a reader must know of it.
+class Dataset(About, Parts):
+    """A data set in memory: its `Parts`, and what a reader must know of it, see `About`.
 
     Attributes
     ----------
     name : str
         The name by which it was loaded.
-    title : str
-        Its name in prose.
-    kind : str
-        ``"image"`` or ``"tabular"``.
-    licence, source : str
-        Terms of use as far as known, and whom to cite.
-    note : str
-        How it was cut, and anything else that a reader must know.
     """
 
     name: str
-    title: str
-    kind: str
-    licence: str
-    source: str
-    note: str
 
     @property
     def example_shape(self) -> tuple[int, ...]:
@@ -61,14 +49,18 @@ def _is_archive(name: str) -> bool:
     return False
 
 
+def _missing_files(spec: Spec, root: Path) -> str:
+    """Return the first file that is not in the data folder, and how many more there are."""
+    first, *others = missing(spec.layouts, root)
+    return f"{first} (and {len(others)} more)" if others else first
+
+
 def _absent(name: str, spec: Spec, root: Path) -> InputError:
     """Return the error for files that are not in the data folder: which, where, and what to do."""
-    paths = missing(spec.layouts, root)
-    more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
     folder = f"the data folder {root}" + ("" if root.is_dir() else ", which does not exist")
     return InputError(
-        f"{spec.title} needs {paths[0]}{more}, not found in {folder}: put it there, set "
-        "FL_PRIVACY_DATA to a folder that holds it, or download it with "
+        f"{spec.title} needs {_missing_files(spec, root)}, not found in {folder}: put it there, "
+        "set FL_PRIVACY_DATA to a folder that holds it, or download it with "
         f'fl_privacy_lib.data.fetch("{name}", folder).'
     )
 
@@ -177,7 +169,8 @@ def fetch(name: str, root: Path) -> None:
         return npz.verify(npz.path_of(name, root))
     spec = DATASETS[name]
     if spec.fetch:
-        spec.fetch(root)
+        with network(spec.title, _missing_files(spec, root), root):
+            spec.fetch(root)
     if not available(name, root):
         raise _absent(name, spec, root)
 

@@ -1,6 +1,7 @@
 """Downloads by the well-known libraries or from UCI; any failure becomes one sentence.
 
-The checksum of a downloaded file is compared when it is loaded, as that of any other file.
+They run inside `network`. The checksum of a downloaded file is compared when it is loaded, as that
+of any other file.
 """
 
 import io
@@ -62,18 +63,16 @@ def network(title: str, wanted: str, root: Path) -> Iterator[None]:
 
 def mnist(root: Path) -> None:
     """Download MNIST's files into ``root/MNIST/raw`` with torchvision, which checks their MD5."""
-    with network("MNIST", "MNIST/raw with its four idx files", root):
-        from torchvision.datasets import MNIST
+    from torchvision.datasets import MNIST
 
-        MNIST(root, download=True)
+    MNIST(root, download=True)
 
 
 def cifar10(root: Path) -> None:
     """Download ``root/cifar-10-batches-py`` with torchvision, which checks its MD5."""
-    with network("CIFAR-10", "the folder cifar-10-batches-py with its seven files", root):
-        from torchvision.datasets import CIFAR10
+    from torchvision.datasets import CIFAR10
 
-        CIFAR10(root, train=True, download=True)
+    CIFAR10(root, train=True, download=True)
 
 
 def lfw(root: Path) -> None:
@@ -83,20 +82,19 @@ def lfw(root: Path) -> None:
     brought to 32 x 32 with Pillow's bicubic filter. scikit-learn's own folder is removed
     afterwards: it is large, and it keeps pickles, which this library does not read.
     """
-    with network("LFW", "LFW/lfw20_32x32.npz", root):
-        from sklearn.datasets import fetch_lfw_people
+    from sklearn.datasets import fetch_lfw_people
 
-        with tempfile.TemporaryDirectory(dir=root, prefix="lfw-download-") as folder:
-            people = fetch_lfw_people(
-                data_home=folder, min_faces_per_person=20, color=True, resize=None
-            )
-        labels = np.asarray(people.target, np.int64)  # [N]
-        # The order of person and file name: scikit-learn has shuffled it so.
-        order = np.argsort(np.random.RandomState(42).permutation(len(labels)))
-        images = np.stack([_to_32x32(people.images[i]) for i in order])  # [N, 32, 32, 3]
-        names = np.asarray(people.target_names, np.str_)
-        with atomic_file(root / LFW_FUNNELED) as stream:
-            np.savez(stream, images=images, labels=labels[order], names=names)
+    with tempfile.TemporaryDirectory(dir=root, prefix="lfw-download-") as folder:
+        people = fetch_lfw_people(
+            data_home=folder, min_faces_per_person=20, color=True, resize=None
+        )
+    labels = np.asarray(people.target, np.int64)  # [N]
+    # The order of person and file name: scikit-learn has shuffled it so.
+    order = np.argsort(np.random.RandomState(42).permutation(len(labels)))
+    images = np.stack([_to_32x32(people.images[i]) for i in order])  # [N, 32, 32, 3]
+    names = np.asarray(people.target_names, np.str_)
+    with atomic_file(root / LFW_FUNNELED) as stream:
+        np.savez(stream, images=images, labels=labels[order], names=names)
 
 
 def _to_32x32(picture: np.ndarray) -> np.ndarray:
@@ -115,22 +113,19 @@ def _from_uci(path: str) -> bytes:
 
 def adult(root: Path) -> None:
     """Download the two files of Adult that hold records into ``root/Adult``."""
-    with network("Adult", "Adult/adult.data and Adult/adult.test", root):
-        for name in ("adult.data", "adult.test"):
-            write_atomically(root / "Adult" / name, _from_uci(f"adult/{name}"))
+    for name in ("adult.data", "adult.test"):
+        write_atomically(root / "Adult" / name, _from_uci(f"adult/{name}"))
 
 
 def bank(root: Path) -> None:
     """Download Bank Marketing and keep ``root/BankMarketing/bank-full.csv`` of it."""
-    with network("Bank Marketing", "BankMarketing/bank-full.csv", root):
-        archive = zipfile.ZipFile(io.BytesIO(_from_uci("00222/bank.zip")))
-        write_atomically(root / "BankMarketing/bank-full.csv", archive.read("bank-full.csv"))
+    archive = zipfile.ZipFile(io.BytesIO(_from_uci("00222/bank.zip")))
+    write_atomically(root / "BankMarketing/bank-full.csv", archive.read("bank-full.csv"))
 
 
 def kdd99(root: Path) -> None:
     """Download the 10-percent file of KDD Cup 99 into ``root/KDDCup99``."""
-    with network("KDD Cup 99", "KDDCup99/kddcup.data_10_percent.gz", root):
-        write_atomically(
-            root / "KDDCup99/kddcup.data_10_percent.gz",
-            _from_uci("kddcup99-mld/kddcup.data_10_percent.gz"),
-        )
+    write_atomically(
+        root / "KDDCup99/kddcup.data_10_percent.gz",
+        _from_uci("kddcup99-mld/kddcup.data_10_percent.gz"),
+    )

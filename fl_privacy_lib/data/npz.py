@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import InputError, refuse
 from fl_privacy_lib.data.files import is_file, reading
 from fl_privacy_lib.data.splits import unit_range
 
@@ -139,29 +139,31 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
 
 def labels_of(what: str, array: np.ndarray, images: int) -> np.ndarray:
     """Return labels as int64 [N]; `InputError` unless integers >= 0, one for each image."""
-    if array.ndim != 1 or len(array) != images:
-        raise InputError(
-            f"{what} has the shape {array.shape}: it needs one label for each of {images} images."
-        )
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{what} is of type {array.dtype}: labels are integers from 0 to n - 1.")
-    if array.size and (array.min() < 0 or array.max() > 10**6):
-        raise InputError(
-            f"{what} runs from {array.min()} to {array.max()}: labels are integers from 0 to n - 1."
-        )
+    integers = array.dtype.kind in "iu"
+    low, high = (array.min(), array.max()) if integers and array.size else (0, 0)
+    refuse(
+        {
+            f"{what} has the shape {array.shape}: it needs one label for each of {images} "
+            "images.": array.shape != (images,),
+            f"{what} is of type {array.dtype}: labels are integers from 0 to n - 1.": not integers,
+            f"{what} runs from {low} to {high}: labels are integers from 0 to n - 1.": (
+                bool(low < 0 or high > 10**6)
+            ),
+        }
+    )
     return array.astype(np.int64)
 
 
 def _check_classes(path: Path, train: np.ndarray, test: np.ndarray) -> None:
     """Raise `InputError` unless the labels are 0..n-1, n >= 2, and training has each of them."""
-    if len(train) < 5:
-        raise InputError(
+    n_classes = int(max(train.max(initial=0), test.max(initial=0))) + 1
+    refuse(
+        {
             f"{path} has {len(train)} training images: at least 5 are needed, since one fifth "
-            "validates."
-        )
-    n_classes = int(max(train.max(), test.max(initial=0))) + 1
-    if n_classes < 2:
-        raise InputError(f"{path} has only the label 0: at least two classes are needed.")
+            "validates.": len(train) < 5,
+            f"{path} has only the label 0: at least two classes are needed.": n_classes < 2,
+        }
+    )
     absent = np.setdiff1d(np.arange(n_classes), train[: len(train) - len(train) // 5])
     if absent.size:
         raise InputError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, in_range, whole_number
+from fl_privacy_lib._checks import InputError, in_range, refuse, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +45,15 @@ class Partition:
         if not self.indices:
             raise InputError(f"The partition {self.name!r} has no client: give it at least one.")
         for client, positions in enumerate(self.indices):
-            if len(positions) == 0:
-                raise InputError(
-                    f"Client {client} of the partition {self.name!r} has no example: give it one."
-                )
-            if positions.min() < 0 or positions.max() >= self.examples:
-                raise InputError(
-                    f"Client {client} of the partition {self.name!r} names an example outside 0 to "
-                    f"{self.examples - 1}: use positions in the training set."
-                )
+            whose = f"Client {client} of the partition {self.name!r}"
+            least, most = positions.min(initial=0), positions.max(initial=0)
+            refuse(
+                {
+                    f"{whose} has no example: give it one.": len(positions) == 0,
+                    f"{whose} names an example outside 0 to {self.examples - 1}: use positions in "
+                    "the training set.": least < 0 or most >= self.examples,
+                }
+            )
 
     @property
     def clients(self) -> int:
@@ -265,57 +265,3 @@ def iid(
         served = rng.permutation(examples)[: portions * examples_per_client]
         indices.extend(served.reshape(portions, examples_per_client))
     return Partition("iid", tuple(indices[:clients]), examples)
-
-
-def dirichlet(
-    labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
-) -> Partition:
-    """Spread each class over the clients by shares drawn from a symmetric Dirichlet distribution.
-
-    Parameters
-    ----------
-    labels : ndarray of int, [N]
-    clients : int
-        K, at most N.
-    alpha : float
-        Concentration, in [0.001, 1,000,000]: small values give each class to few clients, large
-        values spread it evenly.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    Partition
-        Every example has exactly one holder; sizes differ from client to client.
-
-    Raises
-    ------
-    InputError
-        If clients is not a positive integer, there are fewer examples than clients, or alpha is out
-        of range.
-
-    Notes
-    -----
-    The distribution leaves clients empty when alpha is small. Each empty client, in order of its
-    number, then gets one example, drawn at random from the client that is largest at that moment.
-    This changes the distribution as little as possible, and always ends, which drawing again would
-    not.
-    """
-    whole_number(1, clients=clients)
-    in_range(1e-3, 1e6, alpha=alpha)
-    labels = np.asarray(labels)
-    in_range(1, len(labels), clients=clients)
-    owner = np.empty(len(labels), np.int64)  # [N]
-    for label in np.unique(labels):
-        positions = rng.permutation(np.flatnonzero(labels == label))
-        share = rng.dirichlet(np.full(clients, float(alpha)))  # [clients]
-        owner[positions] = np.repeat(np.arange(clients), rng.multinomial(len(positions), share))
-    size = np.bincount(owner, minlength=clients)
-    for empty in np.flatnonzero(size == 0):
-        largest = int(np.argmax(size))
-        owner[rng.choice(np.flatnonzero(owner == largest))] = empty
-        size[largest] -= 1
-        size[empty] = 1
-    by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(size)[:-1])
-    return Partition(
-        "dirichlet", tuple(rng.permutation(positions) for positions in by_owner), len(labels)
-    )

@@ -4,44 +4,33 @@ Another data set is one more entry of `DATASETS`: its layouts (files, checksums,
 function that makes the parts of a `Dataset` from what the decoder returns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from fl_privacy_lib.data import decoders, download, splits, synthetic, tabular
 from fl_privacy_lib.data.files import Arrays, Form, Layout
-from fl_privacy_lib.data.splits import Parts
+from fl_privacy_lib.data.splits import About, Parts
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What the library knows of one data set.
+@dataclass(frozen=True, kw_only=True)
+class Spec(About):
+    """What the library knows of one data set, besides what `About` has.
 
     Parameters
     ----------
-    title : str
-        Its name in prose.
-    kind : str
-        ``"image"`` or ``"tabular"``.
     layouts : tuple of Layout
         The forms in which its files may lie in the data folder, in the order in which they are
         looked for.
     build : callable
         Makes the parts from a layout's arrays.
-    licence, source, note : str
-        As in `Dataset`.
     fetch : callable or None
         Downloads the files into a data folder; None if nothing can be or need be downloaded.
     """
 
-    title: str
-    kind: str
     layouts: tuple[Layout, ...]
     build: Callable[[Arrays], Parts]
-    licence: str
-    source: str
-    note: str
     fetch: Callable[[Path], None] | None = None
 
 
@@ -50,120 +39,11 @@ def _idx(path: str, compressed: str, plain: str) -> tuple[Form, ...]:
     return Form(f"{path}.gz", f"sha256:{compressed}"), Form(path, f"sha256:{plain}")
 
 
-_MNIST = Layout(
-    files=(
-        _idx(
-            "MNIST/raw/train-images-idx3-ubyte",
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        ),
-        _idx(
-            "MNIST/raw/train-labels-idx1-ubyte",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        ),
-        _idx(
-            "MNIST/raw/t10k-images-idx3-ubyte",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        ),
-        _idx(
-            "MNIST/raw/t10k-labels-idx1-ubyte",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        ),
-    ),
-    decode=decoders.decode_mnist,
-)
-
-
-_CIFAR_PICKLES = Layout(
-    # The MD5 that its authors publish.
-    files=tuple(
-        (Form(f"cifar-10-batches-py/{name}", f"md5:{md5}"),)
-        for name, md5 in (
-            ("data_batch_1", "c99cafc152244af753f735de768cd75f"),
-            ("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
-            ("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
-            ("data_batch_4", "634d18415352ddfa80567beed471001a"),
-            ("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
-            ("test_batch", "40351d587109b95175f43aff81a1287e"),
-            ("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
-        )
-    ),
-    decode=decoders.decode_cifar_pickles,
-    note="All 10,000 test images are there.",
-)
-# No checksum of the files: the same pixels can be stored in many ways, so the decoder compares the
-# pixels.
-_CIFAR_PARQUET = Layout(
-    files=(
-        (Form("CIFAR10/train-00000-of-00001.parquet"),),
-        (Form("CIFAR10/test-00000-of-00001.parquet"),),
-    ),
-    decode=decoders.decode_cifar_parquet,
-    note="The test images are those of the Parquet file, at least the first 1,017 of the 10,000.",
-)
-_LFW = Layout(
-    files=(
-        (
-            Form(
-                "LFW/lfw20_32x32.npz",
-                "sha256:ca93cd1bf00f2f67a6a62a6c613f1db2b143af4d13cdde93307a1b0a11293e11",
-            ),
-        ),
-    ),
-    decode=decoders.decode_lfw,
-    note="The original pictures, not the funneled (aligned) ones that scikit-learn returns by "
-    "default.",
-)
-_LFW_FUNNELED = Layout(
-    files=((Form(download.LFW_FUNNELED),),),
-    decode=decoders.decode_lfw,
-    note="The funneled (aligned) pictures, as scikit-learn downloads them; lfw20_32x32.npz has "
-    "others.",
-)
-
-
-_ADULT = Layout(
-    files=(
-        (
-            Form(
-                "Adult/adult.data",
-                "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-            ),
-        ),
-        (
-            Form(
-                "Adult/adult.test",
-                "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-            ),
-        ),
-    ),
-    decode=tabular.decode_adult,
-)
-_BANK = Layout(
-    files=(
-        (
-            Form(
-                "BankMarketing/bank-full.csv",
-                "sha256:d1513ec63b385506f7cfce9f2c5caa9fe99e7ba4e8c3fa264b3aaf0f849ed32d",
-            ),
-        ),
-    ),
-    decode=tabular.decode_bank,
-)
-_KDD99 = Layout(
-    files=(
-        (
-            Form(
-                "KDDCup99/kddcup.data_10_percent.gz",
-                "sha256:8045aca0d84e70e622d1148d7df782496f6333bf6eb979a1b0837c42a9fd9561",
-            ),
-        ),
-    ),
-    decode=tabular.decode_kdd99,
-)
+def _layout(
+    decode: Callable[[Sequence[Path]], Arrays], files: dict[str, str], note: str = ""
+) -> Layout:
+    """Return the layout of files with one form each: path → checksum, empty if none is known."""
+    return Layout(tuple((Form(path, digest),) for path, digest in files.items()), decode, note)
 
 
 def _adult(title: str, build: Callable[[Arrays], Parts], note: str) -> Spec:
@@ -171,7 +51,17 @@ def _adult(title: str, build: Callable[[Arrays], Parts], note: str) -> Spec:
     return Spec(
         title=title,
         kind="tabular",
-        layouts=(_ADULT,),
+        layouts=(
+            _layout(
+                tabular.decode_adult,
+                {
+                    "Adult/adult.data": "sha256:"
+                    "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+                    "Adult/adult.test": "sha256:"
+                    "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+                },
+            ),
+        ),
         build=build,
         licence="CC BY 4.0",
         source="Becker and Kohavi, Adult, UCI Machine Learning Repository, 1996",
@@ -215,7 +105,33 @@ DATASETS: dict[str, Spec] = {
     "mnist": Spec(
         title="MNIST",
         kind="image",
-        layouts=(_MNIST,),
+        layouts=(
+            Layout(
+                files=(
+                    _idx(
+                        "MNIST/raw/train-images-idx3-ubyte",
+                        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                    ),
+                    _idx(
+                        "MNIST/raw/train-labels-idx1-ubyte",
+                        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                    ),
+                    _idx(
+                        "MNIST/raw/t10k-images-idx3-ubyte",
+                        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                    ),
+                    _idx(
+                        "MNIST/raw/t10k-labels-idx1-ubyte",
+                        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+                        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                    ),
+                ),
+                decode=decoders.decode_mnist,
+            ),
+        ),
         build=partial(splits.cut_tail, classes=splits.DIGIT_CLASSES),
         licence="usually cited as CC BY-SA 3.0",
         source="LeCun, Cortes and Burges, The MNIST database of handwritten digits",
@@ -226,7 +142,33 @@ DATASETS: dict[str, Spec] = {
     "cifar10": Spec(
         title="CIFAR-10",
         kind="image",
-        layouts=(_CIFAR_PICKLES, _CIFAR_PARQUET),
+        layouts=(
+            _layout(
+                decoders.decode_cifar_pickles,
+                {
+                    # the MD5 that its authors publish
+                    "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+                    "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+                    "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+                    "cifar-10-batches-py/data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+                    "cifar-10-batches-py/data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+                    "cifar-10-batches-py/test_batch": "md5:40351d587109b95175f43aff81a1287e",
+                    "cifar-10-batches-py/batches.meta": "md5:5ff9c542aee3614f3951f8cda6e48888",
+                },
+                "All 10,000 test images are there.",
+            ),
+            # No checksum of the files: the same pixels can be stored in many ways, so the decoder
+            # compares the pixels.
+            _layout(
+                decoders.decode_cifar_parquet,
+                {
+                    "CIFAR10/train-00000-of-00001.parquet": "",
+                    "CIFAR10/test-00000-of-00001.parquet": "",
+                },
+                "The test images are those of the Parquet file, at least the first 1,017 of the "
+                "10,000.",
+            ),
+        ),
         build=partial(splits.cut_tail, classes=splits.CIFAR_CLASSES),
         licence="no formal licence",
         source="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
@@ -236,7 +178,23 @@ DATASETS: dict[str, Spec] = {
     "lfw": Spec(
         title="LFW",
         kind="image",
-        layouts=(_LFW, _LFW_FUNNELED),
+        layouts=(
+            _layout(
+                decoders.decode_lfw,
+                {
+                    "LFW/lfw20_32x32.npz": "sha256:"
+                    "ca93cd1bf00f2f67a6a62a6c613f1db2b143af4d13cdde93307a1b0a11293e11"
+                },
+                "The original pictures, not the funneled (aligned) ones that scikit-learn returns "
+                "by default.",
+            ),
+            _layout(
+                decoders.decode_lfw,
+                {download.LFW_FUNNELED: ""},
+                "The funneled (aligned) pictures, as scikit-learn downloads them; lfw20_32x32.npz "
+                "has others.",
+            ),
+        ),
         build=splits.build_lfw,
         licence="for research, no formal licence",
         source="Huang, Ramesh, Berg and Learned-Miller, Labeled Faces in the Wild, 2007",
@@ -285,7 +243,15 @@ DATASETS: dict[str, Spec] = {
     "bank": Spec(
         title="Bank Marketing",
         kind="tabular",
-        layouts=(_BANK,),
+        layouts=(
+            _layout(
+                tabular.decode_bank,
+                {
+                    "BankMarketing/bank-full.csv": "sha256:"
+                    "d1513ec63b385506f7cfce9f2c5caa9fe99e7ba4e8c3fa264b3aaf0f849ed32d"
+                },
+            ),
+        ),
         build=partial(tabular.build, classes=("no", "yes"), first=1),
         licence="CC BY 4.0",
         source="Moro, Cortez and Rita, Bank Marketing, UCI Machine Learning Repository, 2012",
@@ -298,7 +264,15 @@ DATASETS: dict[str, Spec] = {
     "kdd99": Spec(
         title="KDD Cup 99",
         kind="tabular",
-        layouts=(_KDD99,),
+        layouts=(
+            _layout(
+                tabular.decode_kdd99,
+                {
+                    "KDDCup99/kddcup.data_10_percent.gz": "sha256:"
+                    "8045aca0d84e70e622d1148d7df782496f6333bf6eb979a1b0837c42a9fd9561"
+                },
+            ),
+        ),
         build=partial(tabular.build, classes=("normal", "attack")),
         licence="CC BY 4.0",
         source="Hettich and Bay, The UCI KDD Archive, 1999; the 10-percent file",

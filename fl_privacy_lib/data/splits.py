@@ -51,6 +51,29 @@ class Parts:
     classes: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a reader must know of a data set.
+
+    Attributes
+    ----------
+    title : str
+        Its name in prose.
+    kind : str
+        ``"image"`` or ``"tabular"``.
+    licence, source : str
+        Terms of use as far as known, and whom to cite.
+    note : str
+        How it was cut, and anything else that a reader must know.
+    """
+
+    title: str
+    kind: str
+    licence: str
+    source: str
+    note: str
+
+
 def unit_range(pixels: np.ndarray) -> np.ndarray:
     """Return uint8 values 0..255 as float32 in [0, 1], of the same shape, with a single copy."""
     values = pixels.astype(np.float32, order="C")

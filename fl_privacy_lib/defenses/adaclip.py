@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
-from fl_privacy_lib.defenses.adaptive import AdaptiveStage, BatchStage
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, expand
 from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses.noisy_stages import BatchNoise
 from fl_privacy_lib.defenses.rules import Rule
 from fl_privacy_lib.defenses.stage import Declaration, Stage
 
@@ -119,17 +119,14 @@ class AdaClip(Rule, Stage):
         ctx.state[MOMENTS] = (new_means, new_spreads)
 
 
-@dataclass(frozen=True)
-class AdaClipNoise(AdaptiveStage, BatchStage):
+class AdaClipNoise(BatchNoise):
     """The stage per_batch: noise b times that of a clip to norm 1, and the moments' update.
 
     Parameters
     ----------
-    rule : AdaClip
-    noise_scale, divide_by : as in `route.BatchNoise`
+    clip : AdaClip
+    noise_scale, divide_by : as in `BatchNoise`
     """
-
-    divide_by: str = "batch"
 
     def declare(self) -> Declaration:
         """Return the noise; a zero gradient is not zero after centring, see `Noise`."""

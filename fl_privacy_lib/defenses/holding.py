@@ -43,8 +43,8 @@ class Holding:
     coordinates: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("examples", "client_size", "tensors", "holders", "repeats"):
-            whole_number(1, **{name: getattr(self, name)})
+        whole_number(1, examples=self.examples, client_size=self.client_size, tensors=self.tensors)
+        whole_number(1, holders=self.holders, repeats=self.repeats)
         if self.repeats > self.client_size:
             raise InputError(
                 f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it."

@@ -6,10 +6,9 @@ from typing import Any
 
 from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise, AdaptiveUpdate
 from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Defense, PerExample, Then
-from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
+from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm, Rule
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective
 
 
@@ -89,25 +88,22 @@ def fed_cdp(
     >>> fed_cdp("batch").per_example.noise_scale, fed_cdp("batch").per_batch.divide_by
     (0.0, 'batch')
     """
-    clip = Clip(clip_norm, scope)
-    noise = BatchNoise(clip, noise_scale)
-    return _noised_at(noise_at, "fed_cdp", PerExample(clip), noise, divide_by)
+    return _noised_at(noise_at, "fed_cdp", Clip(clip_norm, scope), noise_scale, divide_by)
 
 
 def _noised_at(
     noise_at: str,
     name: str,
-    clip: PerExample | AdaptiveClip,
-    noise: BatchNoise | AdaptiveNoise,
+    clip: Clip | Rule,
+    noise_scale: float,
     divide_by: str | None,
 ) -> Defense:
     """Return a defence that clips examples, with noise of σ there or at the batch."""
     one_of(["example", "batch"], noise_at=noise_at)
     name = f"{name}_{noise_at}"
     if noise_at == "batch":
-        return Defense(name, clip, replace(noise, divide_by=divide_by or "batch"))
-    divide_by = divide_by or "sqrt_batch"
-    return Defense(name, replace(clip, noise_scale=noise.noise_scale, divide_by=divide_by))
+        return Defense(name, PerExample(clip), BatchNoise(clip, noise_scale, divide_by or "batch"))
+    return Defense(name, PerExample(clip, noise_scale, divide_by or "sqrt_batch"))
 
 
 def fed_cdp_decay(
@@ -140,8 +136,7 @@ def fed_cdp_decay(
     [36.0, 24.0]
     """
     clip = DecayingClip(clip_norm, scope, end, rounds, kind, cycles)
-    noise = BatchNoise(clip, noise_scale)
-    return _noised_at(noise_at, "fed_cdp_decay", PerExample(clip), noise, divide_by)
+    return _noised_at(noise_at, "fed_cdp_decay", clip, noise_scale, divide_by)
 
 
 def fed_alpha_cdp(
@@ -179,10 +174,8 @@ def fed_alpha_cdp(
     rule = LargestNorm(Clip(32.0), "mean", 0.1) if reading == "code" else LargestNorm(clip)
     name = f"fed_alpha_cdp_{reading}"
     if reading == "example":
-        return Defense(name, per_example=AdaptiveClip(rule, noise_scale, divide_by or "sqrt_batch"))
-    noise = AdaptiveNoise(
-        rule, noise_scale, divide_by or {"batch": "none", "code": "batch"}[reading]
-    )
+        return Defense(name, per_example=PerExample(rule, noise_scale, divide_by or "sqrt_batch"))
+    noise = BatchNoise(rule, noise_scale, divide_by or {"batch": "none", "code": "batch"}[reading])
     return Defense(name, per_example=PerExample(rule.clip), per_batch=noise)
 
 
@@ -204,9 +197,7 @@ def median_clipped(
     Guarantee: none. The bound is read off private data and shows in the noise, see `MedianNorm`.
     Source: Fed-CDP, section IV-C.
     """
-    rule = MedianNorm(scope)
-    noise = AdaptiveNoise(rule, noise_scale)
-    return _noised_at(noise_at, "median_clip", AdaptiveClip(rule), noise, divide_by)
+    return _noised_at(noise_at, "median_clip", MedianNorm(scope), noise_scale, divide_by)
 
 
 def quantile_clipped(
@@ -240,9 +231,9 @@ def quantile_clipped(
     """
     one_of(["per_example", "per_client", "on_arrival"], at=at)
     rule = QuantileNorm(Clip(clip_norm, scope), target, rate, count_scale)
-    stages: dict[str, Any] = {at: AdaptiveUpdate(rule, noise_scale)}
+    stages: dict[str, Any] = {at: ClipAndNoiseUpdate(rule, noise_scale)}
     if at == "per_example":
-        stages = {at: AdaptiveClip(rule), "per_batch": AdaptiveNoise(rule, noise_scale)}
+        stages = {at: PerExample(rule), "per_batch": BatchNoise(rule, noise_scale)}
     return Defense("quantile_clip", **stages, on_aggregate=rule, initial_state=rule.start)
 
 

@@ -38,14 +38,6 @@ def _placed(builder: Callable[..., Defense]) -> Callable[..., Defense]:
     return lambda level, at="per_client": builder(level, at=at)
 
 
-def _clipped(clip_norm: float) -> Defense:
-    return m.fed_cdp(clip_norm=clip_norm, noise_scale=0.0)
-
-
-def _clipped_gaussian(level: float, clip_norm: float) -> Defense:
-    return m.fed_cdp(clip_norm=clip_norm, noise_scale=level / clip_norm)
-
-
 METHODS: dict[str, Method] = {
     "non_private": Method("no defence", m.non_private),
     "fed_sdp_client": Method("Fed-SDP at client", partial(m.fed_sdp, "client"), "fed_sdp"),
@@ -93,12 +85,12 @@ METHODS: dict[str, Method] = {
     ),
     "clipped": Method(
         "clipping alone",
-        _clipped,
+        lambda clip_norm: m.fed_cdp(clip_norm=clip_norm, noise_scale=0.0),
         live=False,
     ),
     "clipped_gaussian": Method(
         "clipped, normal noise",
-        _clipped_gaussian,
+        lambda level, clip_norm: m.fed_cdp(clip_norm=clip_norm, noise_scale=level / clip_norm),
         live=False,
     ),
 }

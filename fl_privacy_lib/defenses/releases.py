@@ -92,19 +92,22 @@ def release(
             f"{defense.name} has no events at tap = {tap!r}, because {why[1].rstrip('.')}."
         )
     rules = defense.parts("per_example")
-    clip = rules[0].says.clip if rules and rules[0].says else None
     releases = []
     for place, says in noisy(defense, tap):
         if uncovered(defense, tap, place) is not None:
             continue
+        assert says.clip is not None and says.noise is not None  # it would be uncovered
+        scaled = (says.clip, says.noise)
         if place in ("per_client", "on_arrival"):
-            releases.append(_update_release(says, holding, unit, relation))
+            releases.append(_update_release(*scaled, holding, unit, relation))
         elif place == "per_example" and (tap == "example" or len(rules) > 1):
             # what follows the noise acts on every example by itself, so the batch's other draws do
             # not cover it
-            releases.append(_example_release(says, plan, holding, unit, relation))
+            releases.append(_example_release(*scaled, plan, holding, unit, relation))
         else:
-            releases.append(_batch_release(place, says, clip, plan, holding, unit, relation))
+            assert rules[0].says is not None and rules[0].says.clip is not None
+            clip = rules[0].says.clip
+            releases.append(_batch_release(place, clip, *scaled, plan, holding, unit, relation))
     best = min(releases, key=lambda one: one.mu)  # each is a bound by itself
     counts = counting(defense, tap)
     return best if counts is None else _with_counts(best, *counts, plan, holding, unit)
@@ -144,26 +147,24 @@ def _sensitivity(
     one_of_many : bool
         Whether the unit is an example and what is clipped a client's whole update.
     """
-    clipping = (
-        f"each of the M = {holding.tensors} tensors is clipped to C, so one gradient has a norm of "
-        "up to C√M."
-    )
-    if clip.scope == "all":
-        clipping = "the whole gradient is clipped to C."
-    factor = 2.0
-    if noise.centred:
-        change = (
-            "gradients are centred before clipping: a zero gradient, too, may have the full norm."
-        )
-    elif relation == "replace_one":
-        change = "a replaced unit moves a release from one end to the other: twice the norm."
-    elif one_of_many:
-        change = "one example may turn a client's clipped update from one end to the other."
-    else:
-        factor = 1.0
-        change = "the unit's place stays, with a zero gradient, and every divisor stays as it is."
-    reasons = [("clipping", clipping), ("relation", change)]
-    return factor * _tensors_factor(clip, holding), reasons
+    clippings = {
+        "all": "the whole gradient is clipped to C.",
+        "layer": f"each of the M = {holding.tensors} tensors is clipped to C, so one gradient has "
+        "a norm of up to C√M.",
+    }
+    twice = {
+        "gradients are centred before clipping: a zero gradient, too, may have the full norm.": (
+            noise.centred
+        ),
+        "a replaced unit moves a release from one end to the other: twice the norm.": (
+            relation == "replace_one"
+        ),
+        "one example may turn a client's clipped update from one end to the other.": one_of_many,
+    }
+    change = next((sentence for sentence, holds in twice.items() if holds), None)
+    once = "the unit's place stays, with a zero gradient, and every divisor stays as it is."
+    reasons = [("clipping", clippings[clip.scope]), ("relation", change or once)]
+    return (2.0 if change else 1.0) * _tensors_factor(clip, holding), reasons
 
 
 def _largest_batch(plan: Plan, holding: Holding) -> int:
@@ -174,11 +175,10 @@ def _largest_batch(plan: Plan, holding: Holding) -> int:
 
 
 def _example_release(
-    says: Declaration, plan: Plan, holding: Holding, unit: Unit, relation: Relation
+    clip: Clip, noise: Noise, plan: Plan, holding: Holding, unit: Unit, relation: Relation
 ) -> Release:
-    assert says.clip is not None and says.noise is not None
-    sensitivity, reasons = _sensitivity(says.clip, says.noise, holding, relation)
-    mean = mean_std(says.noise.scale, 1.0, plan.batch_size, says.noise.divide_by)
+    sensitivity, reasons = _sensitivity(clip, noise, holding, relation)
+    mean = mean_std(noise.scale, 1.0, plan.batch_size, noise.divide_by)
     z = mean * math.sqrt(plan.batch_size) / sensitivity
     if unit == "client":
         uses = plan.local_iterations * _largest_batch(plan, holding)
@@ -191,20 +191,21 @@ def _example_release(
 
 def _batch_release(
     place: str,
-    says: Declaration,
-    clip: Clip | None,
+    clip: Clip,
+    level: Clip,
+    noise: Noise,
     plan: Plan,
     holding: Holding,
     unit: Unit,
     relation: Relation,
 ) -> Release:
-    assert says.clip is not None and says.noise is not None and clip is not None
-    sensitivity, reasons = _sensitivity(clip, says.noise, holding, relation)
-    # noise is scaled with the stage's own bound, the gradient obeys the clip's: the worst round
-    # counts
-    ratio = min(says.clip.bound(t) / clip.bound(t) for t in range(plan.rounds))
-    mean = mean_std(says.noise.scale, 1.0, plan.batch_size, says.noise.divide_by)
-    std = mean * ratio  # in units of C
+    """Return the release of a batch mean whose examples obey `clip`, with noise scaled by `level`.
+
+    The worst round counts.
+    """
+    sensitivity, reasons = _sensitivity(clip, noise, holding, relation)
+    ratio = min(level.bound(t) / clip.bound(t) for t in range(plan.rounds))
+    std = mean_std(noise.scale, 1.0, plan.batch_size, noise.divide_by) * ratio  # in units of C
     z = std * plan.batch_size / sensitivity
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
     reasons.append(("noise", text))
@@ -244,13 +245,12 @@ def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Re
     return uses, shift, reasons
 
 
-def _update_release(says: Declaration, holding: Holding, unit: Unit, relation: Relation) -> Release:
-    assert says.clip is not None and says.noise is not None
-    sensitivity, reasons = _sensitivity(
-        says.clip, says.noise, holding, relation, one_of_many=unit == "example"
-    )
+def _update_release(
+    clip: Clip, noise: Noise, holding: Holding, unit: Unit, relation: Relation
+) -> Release:
+    sensitivity, reasons = _sensitivity(clip, noise, holding, relation, unit == "example")
     uses = ("uses", "a client's update is released once in a participation.")
-    return Release(says.noise.scale * says.noise.factor / sensitivity, 1, (*reasons, uses))
+    return Release(noise.scale * noise.factor / sensitivity, 1, (*reasons, uses))
 
 
 def events(

@@ -13,14 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.events import Event
-from fl_privacy_lib.defenses.adaptive import BatchStage, ExampleStage, UpdateStage
-from fl_privacy_lib.defenses.clipping import Clip, Gradient
+from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.holding import Holding
-from fl_privacy_lib.defenses.noise import example_std
+from fl_privacy_lib.defenses.noisy_stages import BatchNoise, ClipAndNoiseUpdate, PerExample
 from fl_privacy_lib.defenses.releases import events
-from fl_privacy_lib.defenses.rules import FixedBound
 from fl_privacy_lib.defenses.stage import (
     STAGES,
     TAPS,
@@ -31,6 +28,7 @@ from fl_privacy_lib.defenses.stage import (
     Part,
     Stage,
     parts,
+    rules_of,
     without_noise,
 )
 from fl_privacy_lib.sampling import Plan
@@ -50,82 +48,6 @@ __all__ = [
 ]
 
 
-class _FixedClip:
-    """What the stages with a clip share: its bound is the rule."""
-
-    clip: Clip | None
-
-    @property
-    def rule(self) -> FixedBound:
-        """The clip as a rule."""
-        return FixedBound(self.clip)
-
-    def noiseless(self) -> Any:
-        """Return the same clip, without noise."""
-        return replace(self, noise_scale=0.0)  # type: ignore[type-var]
-
-
-@dataclass(frozen=True)
-class PerExample(_FixedClip, ExampleStage):
-    """The per-example stage as data: an engine may fuse it, a tap runs it on whole gradients.
-
-    Parameters
-    ----------
-    clip : Clip or None
-    noise_scale : float, ≥ 0
-        σ; each example's gradient gets noise such that the *batch mean* carries `mean_std`.
-    divide_by : {'sqrt_batch', 'batch', 'none'}, see `mean_std`
-    """
-
-    clip: Clip | None = None
-    noise_scale: float = 0.0
-    divide_by: str = "sqrt_batch"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise_scale and self.clip is None:
-            raise InputError(
-                f"noise_scale = {self.noise_scale} needs a bound to scale with: give a clip."
-            )
-
-    def example_std(self, batch_size: int, round: int = 0) -> float:
-        """Return the noise's standard deviation per coordinate of one example's gradient."""
-        if self.clip is None or not self.noise_scale:
-            return 0.0
-        return example_std(self.noise_scale, self.clip.bound(round), batch_size, self.divide_by)
-
-
-@dataclass(frozen=True)
-class BatchNoise(_FixedClip, BatchStage):
-    """Noise on the batch mean, scaled with the bound that the per-example stage has enforced.
-
-    Parameters
-    ----------
-    clip : Clip
-    noise_scale : float, ≥ 0, σ
-    divide_by : {'sqrt_batch', 'batch', 'none'}, see `mean_std`
-    """
-
-    clip: Clip
-    noise_scale: float
-    divide_by: str = "batch"
-
-
-@dataclass(frozen=True)
-class ClipAndNoiseUpdate(_FixedClip, UpdateStage):
-    """Clip every client's update and add noise of standard deviation σC·scale per coordinate.
-
-    Parameters
-    ----------
-    clip : Clip
-    noise_scale, scale : float, ≥ 0
-    """
-
-    clip: Clip
-    noise_scale: float
-    scale: float = 1.0
-
-
 @dataclass(frozen=True)
 class Then(Stage):
     """Two rules at one place, one after the other; a guarantee rests on the first."""
@@ -135,9 +57,7 @@ class Then(Stage):
 
     def parts(self) -> tuple[Stage, ...]:
         """Return all rules at this place, in their order."""
-        stages = (self.first, self.then)
-        rules = [stage.parts() if isinstance(stage, Stage) else (stage,) for stage in stages]
-        return (*rules[0], *rules[1])
+        return (*rules_of(self.first), *rules_of(self.then))
 
     def declare(self) -> Declaration:
         """Refuse: who counts has to look at the parts."""
@@ -251,7 +171,3 @@ class Defense:
     def events(self, plan: Plan, holding: Holding, **reading: Any) -> tuple[Event, ...]:
         """Return the accounting events of this defence under a plan; see `events.events`."""
         return events(self, plan, holding, **reading)
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return (stage, what happens there) for all five stages, for a printed overview."""
-        return [(stage, str(getattr(self, stage) or "—")) for stage in STAGES]

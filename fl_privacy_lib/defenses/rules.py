@@ -3,7 +3,7 @@
 A rule turns the norms of gradients into the factors that they are multiplied with, and into S. A
 rule that reads private norms, and never says how much noise hides them, has no ε (`MedianNorm`,
 `LargestNorm`). One that pays for what it reads has one (`QuantileNorm`). The stages that apply a
-rule stand in `route` and `adaptive`.
+rule stand in `noisy_stages`.
 """
 
 import math

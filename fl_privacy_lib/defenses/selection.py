@@ -7,6 +7,7 @@ is. The distributions are those of real numbers: a draw of 53 bits cannot show p
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -18,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, log_expit
 from scipy.stats import binom
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole_number
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refuse, whole_number
 from fl_privacy_lib.accounting.events import Floats
 
 CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
@@ -26,15 +27,15 @@ LARGEST_EPSILON = 500.0  # beyond it e^-ε vanishes, and a distribution would se
 READINGS = ("e_eps", "e_half_eps", "calibrated")
 
 
-class Selection:
+class Selection(ABC):
     """What all selections share: ``select(scores, generator)`` and its distribution."""
 
     name: ClassVar[str]
     epsilon: float
 
+    @abstractmethod
     def rank_probabilities(self, d: int) -> Floats:
         """Return P(rank 1 is chosen), …, P(rank d, the largest), P(none): float64 [d + 1]."""
-        raise NotImplementedError
 
     def probabilities_given(self, scores: npt.ArrayLike) -> Floats:
         """Return P(dimension 1 is chosen), …, P(dimension d), P(none) for scores [d]: [d + 1].
@@ -68,10 +69,11 @@ class Selection:
         pieces = zip(scores.split(rows), draws.split(rows, dim=1), strict=True)
         return torch.cat([self._pick(piece, distribution, *pair) for piece, pair in pieces])
 
+    @abstractmethod
     def _pick(
         self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
     ) -> torch.Tensor:
-        raise NotImplementedError
+        """Return the choice of each row, [n], from two uniform draws."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ class _Group(Selection):
 
     k: int
 
+    @abstractmethod
     def _group_probabilities(self, d: int) -> tuple[float, float, float]:
         """Return P(j) for a j in the top k, P(j) for another j, P(none)."""
-        raise NotImplementedError
 
     def rank_probabilities(self, d: int) -> Floats:
         """Return the distribution by rank; see `Selection.rank_probabilities`."""
@@ -320,12 +322,13 @@ def _check_epsilon(epsilon: float) -> None:
 
 
 def _check_dimensions(d: int, k: int = 1) -> None:
-    if d < 2:
-        raise InputError(f"d = {d} leaves nothing to select from: perturb the value alone.")
-    if k > d:
-        raise InputError(
-            f"k = {k} is more than the d = {d} dimensions there are: choose k between 1 and {d}."
-        )
+    refuse(
+        {
+            f"d = {d} leaves nothing to select from: perturb the value alone.": d < 2,
+            f"k = {k} is more than the d = {d} dimensions there are: choose k between 1 and {d}.": k
+            > d,
+        }
+    )
 
 
 def _shape(scores: torch.Tensor) -> tuple[int, int]:

@@ -207,6 +207,11 @@ def _name(stage: Any) -> str:
     return getattr(stage, "__name__", type(stage).__name__)
 
 
+def rules_of(stage: Any) -> tuple[Any, ...]:
+    """Return the rules that a stage consists of; a function is one."""
+    return stage.parts() if isinstance(stage, Stage) else (stage,)
+
+
 class Part(NamedTuple):
     """One rule of a defence: its place, its class, its declaration (None: it has none)."""
 
@@ -230,5 +235,4 @@ def parts(stage: Any, place: str) -> tuple[Part, ...]:
     """Return the rules of the stage at a place; none for an empty place."""
     if stage is None:
         return ()
-    rules = stage.parts() if isinstance(stage, Stage) else (stage,)
-    return tuple(Part(place, _name(rule), declaration(rule)) for rule in rules)
+    return tuple(Part(place, _name(rule), declaration(rule)) for rule in rules_of(stage))

@@ -5,6 +5,7 @@ numbers.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import expit, log_expit
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import one_of, positive, refuse
 from fl_privacy_lib.accounting.events import Floats
 
 OUTSIDE = ("refuse", "clip")
@@ -23,29 +24,24 @@ HYBRID_FROM = math.log((_ROOTS - 5) / 27)
 
 def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
     """Return the values in float64 and in [-1, 1]: clipped, or refused if they are outside."""
-    # what is returned has the values' type, and would be rounded
-    if not values.is_floating_point():
-        raise InputError(
-            f"the values are {values.dtype}, whole numbers: give them as floating-point numbers."
-        )
     exact = values.to(torch.float64)
-    if not exact.isfinite().all():
-        raise InputError(
-            "the values hold NaN or infinity: the training has diverged; lower the learning rate."
-        )
-    if outside == "clip":
-        return exact.clamp(-1.0, 1.0)
-    largest = float(exact.abs().max()) if exact.numel() else 0.0
-    if largest > 1:
-        raise InputError(
+    largest = float(exact.abs().max()) if exact.numel() else 0.0  # NaN if one of them is
+    refuse(
+        {
+            # what is returned has the values' type, and would be rounded
+            f"the values are {values.dtype}, whole numbers: give them as floating-point "
+            "numbers.": not values.is_floating_point(),
+            "the values hold NaN or infinity: the training has diverged; lower the learning "
+            "rate.": not math.isfinite(largest),
             f"the largest |value| is {largest:.6g}, above 1: scale the values, or say "
-            "outside='clip'."
-        )
-    return exact
+            "outside='clip'.": outside != "clip" and largest > 1,
+        }
+    )
+    return exact.clamp(-1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Perturbation:
+class Perturbation(ABC):
     """What the one-dimensional mechanisms share: ``perturb(values, generator)``.
 
     Parameters
@@ -72,20 +68,21 @@ class Perturbation:
         """
         return self._draw(inside(values, self.outside), generator).to(values.dtype)
 
+    @abstractmethod
     def variance(self, values: npt.ArrayLike) -> Floats:
         """Return the variance of the output at each value in [-1, 1], same shape."""
-        raise NotImplementedError
 
+    @abstractmethod
     def output_bound(self) -> float:
         """Return the largest |output|, ``inf`` if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_prob(self, outputs: npt.ArrayLike, values: npt.ArrayLike) -> Floats:
         """Return ln of the density of outputs at values; at an atom, ln of its probability."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _draw(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        raise NotImplementedError
+        """Return the outputs, float64, of values in float64."""
 
 
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

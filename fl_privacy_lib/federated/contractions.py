@@ -1,21 +1,10 @@
-"""Per-example gradients, formed only where that pays: norms first, the weighted sum after."""
+"""Per-example gradients, formed only where that pays: norms first, the weighted sum after.
 
-from typing import Protocol
+A contraction is the gradients of one tensor for every example, before anybody has asked for single
+ones.
+"""
 
 import torch
-
-
-class Contraction(Protocol):
-    """The gradients of one tensor for every example, before anybody has asked for single ones."""
-
-    def norms(self) -> torch.Tensor:
-        """Return the ℓ2 norm of every example's gradient, [k, B]."""
-
-    def add_to(self, out: torch.Tensor, factors: torch.Tensor | None) -> None:
-        """Add the sum over examples, each times its factor [k, B], to out [k, size]."""
-
-
-Contractions = dict[str, Contraction]
 
 
 class Outer:
@@ -71,3 +60,7 @@ class Formed:
             out += self.gradients.sum(1)
         else:
             out[:, None].baddbmm_(factors[:, None], self.gradients)
+
+
+Contraction = Outer | Formed
+Contractions = dict[str, Contraction]

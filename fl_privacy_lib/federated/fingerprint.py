@@ -27,16 +27,20 @@ Fingerprint = dict[str, str]
 
 def fingerprint(job: Job, taps: Iterable[Tap]) -> Fingerprint:
     """Return part → digest for all that the result of a run depends on, up to rounding."""
-    flags = [module.training for module in job.model.modules()]
-    trained = [(name, p.requires_grad) for name, p in job.model.named_parameters()]
+    model = job.model
     parts = {
         "plan": job.plan,
         "defence": job.defense,
         "loss": job.loss,
         "training data": job.train,
         "partition": job.partition.indices,
-        "model": (str(job.model), flags, trained, dict(job.model.named_buffers())),
-        "initial weights": dict(job.model.named_parameters()),
+        "model": (
+            str(model),
+            [module.training for module in model.modules()],
+            [(name, p.requires_grad) for name, p in model.named_parameters()],
+            dict(model.named_buffers()),
+        ),
+        "initial weights": dict(model.named_parameters()),
         "taps": sorted(map(astuple, taps)),
         "engine": job.engine,
     }

@@ -1,12 +1,15 @@
 """Groups: the processes of a run, their shares of a round, and what they exchange.
 
-All sums are added along one tree, in an order that does not depend on who adds what. What fails in
-one process is known to all of them before they meet again, so that none waits for another in vain.
+All sums are added along one binary tree, so that their bits do not depend on who adds what. It
+stands over the blocks 0 … n − 1 of a round's participants and halves its range at every node. A
+process sums the nodes that lie wholly in its own run of blocks, and sends these few instead of all
+its blocks. What fails in one process is known to all of them before they meet again, so that none
+waits for another in vain.
 """
 
 import io
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +17,12 @@ import torch
 import torch.distributed as dist
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.federated.participation import Taps
-from fl_privacy_lib.federated.reduction import Block, Node, nodes_within, tree_sum
+
+# a weighted sum of updates, float64, and what each client reported
+Block = tuple[Gradient, list[dict[str, torch.Tensor]]]
+Node = tuple[int, int]  # the blocks from the first to before the second
 
 
 class WorkerError(RuntimeError):
@@ -114,3 +121,39 @@ def name_lost_connection() -> Iterator[None]:
         raise ConnectionLost(
             "another process of this run has ended or does not answer: its own output says why."
         ) from error
+
+
+def tree_sum(node: Node, sums: Mapping[Node, Block], blocks: Iterator[Block]) -> Block:
+    """Return the sum below a node of the tree; log₂ n sums are held at a time.
+
+    Parameters
+    ----------
+    sums : what is known of nodes further down
+    blocks : a stream of the blocks below the node, for what is not
+    """
+    first, last = node
+    if node in sums:
+        return sums[node]
+    if last - first == 1:
+        return next(blocks)
+    middle = (first + last) // 2
+    total, reports = tree_sum((first, middle), sums, blocks)
+    right, right_reports = tree_sum((middle, last), sums, blocks)
+    for name, value in right.items():
+        total[name] += value
+    return total, reports + right_reports
+
+
+def nodes_within(low: int, high: int, node: Node) -> list[Node]:
+    """Return the largest nodes below `node` that together make up the blocks low … high − 1.
+
+    >>> nodes_within(0, 5, (0, 10)), nodes_within(5, 10, (0, 10)), nodes_within(3, 7, (0, 10))
+    ([(0, 5)], [(5, 10)], [(3, 5), (5, 7)])
+    """
+    first, last = node
+    if low <= first and last <= high:
+        return [node]
+    if last <= low or high <= first:
+        return []
+    middle = (first + last) // 2
+    return nodes_within(low, high, (first, middle)) + nodes_within(low, high, (middle, last))

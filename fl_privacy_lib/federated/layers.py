@@ -3,12 +3,18 @@
 Everything has two leading axes, [clients k, batch B]; images lie as [k, B, height, width,
 channels], so that a patch is a few long runs of memory. A backward pass leaves the tensors'
 gradients as contractions, see `contractions`.
+
+A layer has ``shape(shape)``, the output's shape for one example's, or None if it cannot be taken;
+``forward(weights, x)``, the output and what the backward pass needs; and ``backward(weights, g,
+saved, apart)``, the gradients of the input (None from a network's first layer with weights) and, by
+short name, of the layer's tensors. There g is the gradient of the output, and apart says whether
+somebody will ask for the examples' gradients one by one.
 """
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,32 +25,6 @@ from fl_privacy_lib.federated.contractions import Contractions, Formed, Outer
 Weights = dict[str, torch.Tensor]  # of a layer, by their short names, [k, *parameter shape]
 Shape = tuple[int, ...]  # of one example
 Pair = tuple[int, int]  # (vertical, horizontal)
-
-
-class Layer(Protocol):
-    """What the engine asks of a layer."""
-
-    def shape(self, shape: Shape) -> Shape | None:
-        """Return the output's shape for one example's shape, or None if it cannot be taken."""
-
-    def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the output and what the backward pass needs."""
-
-    def backward(
-        self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
-    ) -> tuple[torch.Tensor | None, Contractions]:
-        """Return the gradients of the input and of each of the layer's tensors.
-
-        Parameters
-        ----------
-        g : gradient of the output
-        saved : from `forward`
-        apart : whether somebody will ask for the examples' gradients one by one
-
-        Returns
-        -------
-        of the input, None from a network's first layer with weights; of the tensors, by short name
-        """
 
 
 @dataclass(frozen=True)
@@ -202,7 +182,7 @@ class Convolution:
 class Pointwise:
     """An activation whose derivative is a function of its own output."""
 
-    function: Callable[[torch.Tensor], torch.Tensor]  # torch.relu, torch.sigmoid or torch.tanh
+    function: Callable[[torch.Tensor], torch.Tensor]  # torch.relu or torch.sigmoid
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return the shape as it is."""
@@ -224,22 +204,16 @@ class Pointwise:
         """Return g times the derivative."""
         if self.function is torch.relu:
             return torch.ops.aten.threshold_backward(g, saved, 0), {}
-        slope = saved * (1 - saved) if self.function is torch.sigmoid else 1 - saved * saved
-        return g * slope, {}
+        return g * (saved * (1 - saved)), {}
 
 
-ACTIVATIONS = {
-    nn.ReLU: Pointwise(torch.relu),
-    nn.Sigmoid: Pointwise(torch.sigmoid),
-    nn.Tanh: Pointwise(torch.tanh),
-}
+ACTIVATIONS = {nn.ReLU: Pointwise(torch.relu), nn.Sigmoid: Pointwise(torch.sigmoid)}
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Maximum or average over windows of images [k, B, height, width, channels]."""
+    """Maximum over windows of images [k, B, height, width, channels]."""
 
-    kind: str  # 'max' or 'average'
     window: Window
 
     def shape(self, shape: Shape) -> Shape | None:
@@ -249,27 +223,20 @@ class Pool:
 
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return [k, B, height', width', channels]."""
-        images, where = x.flatten(0, 1).movedim(-1, -3), None
+        images = x.flatten(0, 1).movedim(-1, -3)
         settings = (self.window.kernel, self.window.stride, self.window.padding)
-        if self.kind == "max":
-            out, where = torch.ops.aten.max_pool2d_with_indices(images, *settings)
-        else:
-            out = F.avg_pool2d(images, *settings)
+        out, where = torch.ops.aten.max_pool2d_with_indices(images, *settings)
         return out.movedim(-3, -1).unflatten(0, x.shape[:2]).contiguous(), (images, where)
 
     def backward(
         self, weights: Weights, g: torch.Tensor, saved: Any, apart: bool
     ) -> tuple[torch.Tensor | None, Contractions]:
-        """Return g at the maxima, or spread evenly."""
+        """Return g at the maxima."""
         images, where = saved
-        inputs = (g.flatten(0, 1).movedim(-1, -3), images)
-        settings = (self.window.kernel, self.window.stride, self.window.padding)
-        if self.kind == "max":
-            back = torch.ops.aten.max_pool2d_with_indices_backward(
-                *inputs, *settings, self.window.dilation, False, where
-            )
-        else:
-            back = torch.ops.aten.avg_pool2d_backward(*inputs, *settings, False, True, None)
+        settings = astuple(self.window)
+        back = torch.ops.aten.max_pool2d_with_indices_backward(
+            g.flatten(0, 1).movedim(-1, -3), images, *settings, False, where
+        )
         return back.movedim(-3, -1).contiguous().unflatten(0, g.shape[:2]), {}
 
 
@@ -292,6 +259,9 @@ class Flat:
         """Return g in the images' layout."""
         x = g.unflatten(2, saved)
         return x.movedim(-3, -1).contiguous() if len(saved) == 3 else x, {}
+
+
+Layer = Dense | Convolution | Pointwise | Pool | Flat
 
 
 def cross_entropy_gradient(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -329,6 +299,5 @@ def layer_of(module: nn.Module, first: bool) -> Layer | None:
     if type(module) is nn.MaxPool2d and not (
         module.ceil_mode or module.return_indices or module.dilation != 1
     ):
-        return Pool("max", Window.of(module))
-    plain = type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad
-    return Pool("average", Window.of(module)) if plain and not module.divisor_override else None
+        return Pool(Window.of(module))
+    return None

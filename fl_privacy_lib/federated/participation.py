@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ class Observation:
     local_lr: float
     local_iterations: int
     batch_size: int
-    defense: dict[str, object]
+    defense: dict[str, Any]
 
 
 @dataclass

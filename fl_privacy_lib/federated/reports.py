@@ -8,7 +8,7 @@ and its clients share a generator.
 
 import torch
 
-from fl_privacy_lib._checks import InputError, positive
+from fl_privacy_lib._checks import positive, refuse
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import STAGES, ClientContext
@@ -80,20 +80,18 @@ def simulate_reports(
 
 
 def _check(train: Examples, plan: Plan, defense: Defense) -> None:
-    if (plan.local_iterations, plan.batch_size) != (1, 1):
-        raise InputError(
+    refuse(
+        {
             f"simulate_reports needs clients with one example each: local_iterations = "
             f"{plan.local_iterations} and batch_size = {plan.batch_size} must be 1; use simulate "
-            "for longer participations."
-        )
-    if plan.clients != len(train[1]):
-        raise InputError(
+            "for longer participations.": (plan.local_iterations, plan.batch_size) != (1, 1),
             f"the plan has {plan.clients} clients, the data {len(train[1])} examples: make them "
-            "equal."
-        )
-    for stage in (*STAGES, "begin_client"):
-        if stage != "per_client" and getattr(defense, stage):
-            raise InputError(
-                f"simulate_reports has only per_client, but {defense.name} fills {stage}: use "
-                "simulate."
-            )
+            "equal.": plan.clients != len(train[1]),
+        }
+        | {
+            f"simulate_reports has only per_client, but {defense.name} fills {stage}: use "
+            "simulate.": bool(getattr(defense, stage))
+            for stage in (*STAGES, "begin_client")
+            if stage != "per_client"
+        }
+    )

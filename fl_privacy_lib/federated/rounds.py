@@ -22,10 +22,9 @@ from fl_privacy_lib.defenses.stage import ClientContext, Context
 from fl_privacy_lib.federated.compiled.engine import CompiledEngine
 from fl_privacy_lib.federated.compiled.network import Network
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
+from fl_privacy_lib.federated.groups import Block
 from fl_privacy_lib.federated.participation import Engine, Examples, GenericEngine, Tap, Taps
-from fl_privacy_lib.federated.reduction import Block
-from fl_privacy_lib.federated.stacked import Stack
-from fl_privacy_lib.federated.stacked_participation import StackedEngine
+from fl_privacy_lib.federated.stacked import Stack, StackedEngine
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import InputError, one_of, positive, refuse
 from fl_privacy_lib.data.partition import Partition
 from fl_privacy_lib.defenses.limits import noisy
 from fl_privacy_lib.defenses.route import Defense
@@ -25,8 +25,7 @@ from fl_privacy_lib.federated.gradients import Loss, cross_entropy
 from fl_privacy_lib.federated.groups import Group
 from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Examples, Job, block_sums, blocks_of, serve
-from fl_privacy_lib.federated.stacked import Stack
-from fl_privacy_lib.federated.stacked_participation import stacked_form
+from fl_privacy_lib.federated.stacked import Stack, stacked_form
 from fl_privacy_lib.federated.workers import current_group, launch
 from fl_privacy_lib.models import Parameters, call, check_per_example, parameters_of
 from fl_privacy_lib.sampling import Plan
@@ -190,8 +189,8 @@ class Monitor:
     ) -> None:
         """Save the state after the last round and report it."""
         if self.checkpoint:
-            past = [astuple(report) for report in history]
-            checkpoints.save(self.checkpoint, self.parts, (weights, state, past), taps)
+            start = (weights, state, [astuple(report) for report in history])
+            checkpoints.save(self.checkpoint, self.parts, start, taps)
         if self.on_round:
             self.on_round(history[-1])
 
@@ -270,36 +269,29 @@ def _check_agreement(job: Job, parts: Fingerprint, group: Group) -> None:
 def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
     """Raise `InputError` unless plan, defence, partition, taps and processes fit together."""
     plan, defense, processes = job.plan, job.defense, max(workers, group.size)
-    if group.joined and workers not in (1, group.size):
-        raise InputError(
+    at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
+    refuse(
+        {
             f"workers = {workers}, but {group.size} processes have been started from outside: use "
-            "workers = 1."
-        )
-    if plan.batch_sampling == "poisson" and noisy(defense, "example"):
-        raise InputError(
+            "workers = 1.": group.joined and workers not in (1, group.size),
             f"{defense.name} noises each example, but under batch_sampling = 'poisson' the number "
             "of examples varies and an empty batch would carry no noise at all: put the noise on "
-            'the batch, fed_cdp("batch").'
-        )
-    if job.partition.clients != plan.clients:
-        raise InputError(
+            'the batch, fed_cdp("batch").': (
+                plan.batch_sampling == "poisson" and bool(noisy(defense, "example"))
+            ),
             f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make "
-            "them equal."
-        )
+            "them equal.": job.partition.clients != plan.clients,
+            f"the defence {defense.name!r} keeps a state that its clients may change, which "
+            f"processes would not share: use one process (now {processes}), which is workers = 1 "
+            "without torchrun.": (
+                processes > 1 and bool(defense.initial_state) and any(at_clients)
+            ),
+        }
+    )
     for tap in taps.wanted:
-        if (
-            tap.round >= plan.rounds
-            or tap.client >= plan.clients
-            or tap.iteration >= plan.local_iterations
-        ):
+        inside = tap.round < plan.rounds and tap.client < plan.clients
+        if not (inside and tap.iteration < plan.local_iterations):
             raise InputError(
                 f"{tap} lies outside the plan ({plan.rounds} rounds, {plan.clients} clients, "
                 f"{plan.local_iterations} local iterations, all counted from 0)."
             )
-    at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
-    if processes > 1 and defense.initial_state and any(at_clients):
-        raise InputError(
-            f"the defence {defense.name!r} keeps a state that its clients may change, which "
-            f"processes would not share: use one process (now {processes}), which is workers = 1 "
-            "without torchrun."
-        )

@@ -109,8 +109,9 @@ def launch(workers: int, run: Callable[..., Any], *arguments: Any) -> Iterator[G
 
 def _start(rank: int, size: int, path: str, run: Callable[..., Any], arguments: tuple) -> Any:
     """Return a new process that is at work as a worker."""
-    task = (rank, size, path, run, arguments)
-    helper = mp.get_context("spawn").Process(target=_run_worker, args=task, daemon=True)
+    helper = mp.get_context("spawn").Process(
+        target=_run_worker, args=(rank, size, path, run, arguments), daemon=True
+    )
     try:
         helper.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:

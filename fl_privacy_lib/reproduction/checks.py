@@ -12,7 +12,7 @@ from fl_privacy_lib.reproduction.comparison import compare, select
 from fl_privacy_lib.reproduction.verdict import RATIO_FACTOR, SEEDS, Outcome, design_effect
 
 Test = dict[str, Any]
-NO_LEARNING = "an arm is at the constant guess and neither wins nor loses: no learning"
+NO_LEARNING = "an arm has not learned, and neither wins nor loses: no learning"
 
 
 def check(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
@@ -90,7 +90,7 @@ def _ahead(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
             outcomes.append(Outcome(None, gap, unfair or NO_LEARNING))
             continue
         half = _half_width(pair, pd.concat([one, other]))
-        why = "the interval of a difference includes what was asked for"
+        why = "the intervals of some differences include what was asked for"
         if abs(gap) <= half:
             outcomes.append(Outcome(True if test.get("tie") else None, gap, why))
         else:

@@ -168,20 +168,20 @@ def _meets(rows: pd.DataFrame, column: str, wanted: Any) -> "pd.Series[bool]":
 
 
 def why_unfair(cell: Mapping[str, Any]) -> str:
-    """Return why a trained cell was no fair trial, as the end of a sentence; '' for a fair one.
+    """Return why a trained cell was no fair trial, in a few words; '' for a fair one.
 
     Parameters
     ----------
     cell : its metrics by name, and its columns `seeds` and `participants`
     """
     if "searched" not in cell:
-        return "its learning rate was not searched in the cell"
+        return "some learning rates were not searched in their own cells"
     if int(cell["seeds"]) < SEEDS and int(cell["participants"]) < TAKEN_OVER_FROM:
-        return f"it has {cell['seeds']} of {SEEDS} seeds"
+        return f"some cells have {cell['seeds']} of {SEEDS} seeds"
     lost = cell.get("diverged", 0) > 0 and learns(
         cell
     )  # where none learns, the guess is the result
-    return "a training diverged at the chosen rate" if lost else ""
+    return "some trainings diverged at the chosen rate" if lost else ""
 
 
 def learns(cell: Mapping[str, Any]) -> bool:

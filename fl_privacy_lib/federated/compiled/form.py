@@ -5,28 +5,20 @@ from math import inf
 
 import torch
 
-from fl_privacy_lib.defenses.adaptive import AdaptiveClip, AdaptiveNoise
 from fl_privacy_lib.defenses.clipping import Clip, DecayingClip, Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
-from fl_privacy_lib.federated.stacked_participation import local_noise
+from fl_privacy_lib.federated.stacked import local_noise
 
 
 def is_supported(defense: Defense) -> bool:
     """Return whether a defence's local iterations are numbers, or rules from norms to numbers."""
-    rule, late = defense.per_example, defense.per_batch
-    clip = rule.clip if isinstance(rule, PerExample) else None
-    known = type(rule) in (PerExample, AdaptiveClip, type(None)) and type(clip) in (
-        Clip,
-        DecayingClip,
-        type(None),
-    )
-    return (
-        known
-        and defense.begin_client is None
-        and type(late) in (BatchNoise, AdaptiveNoise, type(None))
-    )
+    rule, late = defense.per_example or PerExample(), defense.per_batch
+    if type(rule) is not PerExample or defense.begin_client is not None:
+        return False
+    is_clip = type(rule.clip) in (Clip, DecayingClip, type(None)) or not rule.is_fixed
+    return is_clip and type(late) in (BatchNoise, type(None))
 
 
 @dataclass(frozen=True)
@@ -51,12 +43,12 @@ class Form:
     def of(cls, defense: Defense, batch_size: int, round: int) -> "Form":
         """Return the numbers of a defence that `is_supported` has accepted."""
         rule, late = defense.per_example, defense.per_batch
-        if isinstance(rule, AdaptiveClip):  # no number is known before the norms are
+        if rule is not None and not rule.is_fixed:  # no number is known before the norms are
             std = local_noise(Defense("late", per_batch=late), batch_size, round)
             return cls(defense, "layer", 0.0, std, True)
         clip, std = rule.clip if rule else None, local_noise(defense, batch_size, round)
         scope, bound = (clip.scope, clip.bound(round)) if clip else (None, inf)
-        return cls(defense, scope, bound, std, isinstance(late, AdaptiveNoise))
+        return cls(defense, scope, bound, std, late is not None and not late.is_fixed)
 
     def answer(self, norms: Gradient, ctx: ClientContext) -> tuple[Gradient, Gradient]:
         """Return a batch's factors [1, B] and its noise's standard deviations [1], by tensor.
@@ -68,13 +60,11 @@ class Form:
         rule, late, size = self.defense.per_example, self.defense.per_batch, ctx.batch_size
         factors = {name: torch.ones_like(n) for name, n in norms.items()}
         variances = {name: torch.full((1,), self.std**2) for name in norms}
-        if isinstance(rule, AdaptiveClip):
+        if rule is not None:
             factors = rule.rule.factors(norms, ctx)
             rule.rule.tell(norms, ctx, size)
-        elif rule is not None and rule.clip is not None:
-            factors = rule.clip.factors(norms, ctx.round)
         for stage in (rule, late):
-            if isinstance(stage, (AdaptiveClip, AdaptiveNoise)) and stage.noise_scale:
+            if stage is not None and not stage.is_fixed and stage.noise_scale:
                 unit = mean_std(stage.noise_scale, 1.0, size, stage.divide_by)
                 for name, level in stage.rule.levels(norms, ctx).items():
                     variances[name] = variances[name] + (unit * level) ** 2

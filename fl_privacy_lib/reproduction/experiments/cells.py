@@ -119,7 +119,7 @@ def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
 
 def attack_of(cell: Cell, seed: int) -> Attack:
     """Return the attack's settings at this cell."""
-    published = PUBLISHED[cell.attack]()
+    published = PUBLISHED[cell.attack]
     # the published budget of GradInv is its own; a smaller limit shortens it in proportion
     limit = min(cell.max_iterations, published.max_iterations)
     return replace(published, seed=seed, max_iterations=limit, **ARMS[cell.arm])

@@ -92,7 +92,10 @@ def test_every_chapter_can_be_recorded():
     for kind in CHAPTERS.values():
         parts = experiment(kind).parts(kind.of_profile("full"), MEASURED)
         assert experiment(kind).chapter == kind.notebook[:2]
-        assert parts and all((MEASURED / f"{part.table}.csv").exists() for part in parts), kind
+        recorded = [part for part in parts if not part.long]
+        assert recorded and all((MEASURED / f"{part.table}.csv").exists() for part in recorded), (
+            kind
+        )
 
 
 def test_assignments():

@@ -9,7 +9,7 @@ from scipy import stats
 
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.comparison import compare, select
-from fl_privacy_lib.reproduction.verdict import RATIO_FACTOR, SEEDS, Outcome, design_effect
+from fl_privacy_lib.reproduction.verdict import RATIO_FACTOR, SEEDS, Outcome
 
 Test = dict[str, Any]
 NO_LEARNING = "an arm has not learned, and neither wins nor loses: no learning"
@@ -42,25 +42,12 @@ def _rate(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     above = test["check"] == "rate_above"
     outcomes = []
     for row in rates.to_dict("records"):
-        low, high = rate_interval(row, rates)
+        count = row["effective"]  # images of one network count less than independent ones
+        low, high = wilson_interval(row["mean"] * count, count)
         gap, wide = row["mean"] - test["bound"], low <= test["bound"] <= high
         why = f"the interval of a rate, {low:.2f} to {high:.2f}, includes {test['bound']:g}"
         outcomes.append(Outcome(None if wide else (gap > 0) == above, gap, why if wide else ""))
     return outcomes
-
-
-def rate_interval(row: dict[str, Any], rates: pd.DataFrame) -> tuple[float, float]:
-    """Return Wilson's interval of a success rate at its effective number of images.
-
-    Parameters
-    ----------
-    row : of a record
-    rates : all rows of its table and metric, over which the networks' correlation is pooled
-    """
-    total, seeds = int(row["n"]), int(row["seeds"])
-    alike = rates[(rates["n"] == row["n"]) & (rates["seeds"] == row["seeds"])]
-    effect = design_effect(alike["mean"], alike["std"], seeds, total // seeds)
-    return wilson_interval(row["mean"] * total / effect, total / effect)
 
 
 def _fewer_iterations(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:

@@ -16,14 +16,17 @@ from fl_privacy_lib.reproduction.verdict import (
     Outcome,
     agrees,
     at_setting,
+    design_effect,
     learns,
     published_setting,
     trial_of,
     why_unfair,
 )
 
-JUDGED = ["at_setting", "judged", "unfair", "learns"]
+JUDGED = ["at_setting", "judged", "unfair", "learns", "effective"]
 """What `measured` says of each row, beside its columns."""
+VALUES = {"": "mean", "_std": "std", "_n": "n", "_effective": "effective"}
+RATES = ("attack_success_rate", "success_by_50")
 INNER_STEPS = 20  # of every optimiser in an attack iteration
 
 
@@ -33,7 +36,8 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     at_setting : whether a row ran at the table's published setting
     judged : whether it belongs to the reading that the table is judged by
     unfair : why its cell is no fair trial; '' where it is, or where nothing is searched
-    learns : whether its cell ends above the constant guess
+    learns : whether its cell ends above what has not learned
+    effective : of a success rate, the number of images that count, `design_effect`; else n
 
     Raises
     ------
@@ -48,7 +52,11 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     judged = pd.Series(True, index=rows.index)
     for column, allowed in next(iter(trial.get("readings", {}).values()), {}).items():
         judged &= rows[column].isin([str(value) for value in allowed])
-    rows = rows.assign(at_setting=at_setting(rows, published_setting(table)), judged=judged)
+    rows = rows.assign(
+        at_setting=at_setting(rows, published_setting(table)),
+        judged=judged,
+        effective=_effective(rows),
+    )
     if not trial:
         return rows.assign(unfair="", learns=True)
     wide = cells(rows)
@@ -56,6 +64,17 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     keys = zip(*(rows[c] for c in wide[0]["key"]), strict=True)
     unfair, above = zip(*(reasons[key] for key in keys), strict=True)
     return rows.assign(unfair=unfair, learns=above)
+
+
+def _effective(rows: pd.DataFrame) -> "pd.Series[float]":
+    """Return how many independent images each success rate rests on, [rows]; else n."""
+    effective = rows["n"].astype(float)
+    rates = rows[rows["metric"].isin(RATES)] if "victims" in rows else rows.iloc[:0]
+    for (_, n, seeds), alike in rates.groupby(["metric", "n", "seeds"]):
+        images = int(n) // int(seeds)
+        effect = design_effect(list(alike["mean"]), list(alike["std"]), int(seeds), images)
+        effective[alike.index] /= effect
+    return effective
 
 
 @functools.lru_cache(maxsize=128)
@@ -93,7 +112,12 @@ def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[
         cell = found.setdefault(tuple(row[k] for k in keys), there)
         cell |= {
             row["metric"] + name: row.get(part)
-            for name, part in (("", "mean"), ("_std", "std"), ("_n", "n"))
+            for name, part in (
+                ("", "mean"),
+                ("_std", "std"),
+                ("_n", "n"),
+                ("_effective", "effective"),
+            )
         }
     return [_derived(cell) for cell in found.values()]
 

@@ -77,8 +77,8 @@ def _cell(cell: Any, column: int) -> str:
     return f"<{tag}{scope}>{escape(str(cell))}</{tag}>"
 
 
-def rate(mean: float, n: int) -> str:
-    """Return a success rate with its Wilson interval in percent.
+def rate(mean: float, n: float) -> str:
+    """Return a success rate with its Wilson interval in percent, at its effective number of images.
 
     >>> rate(1.0, 16)
     '100 % [81, 100]'
@@ -135,8 +135,8 @@ class Row:
 
     def rate(self) -> str:
         """Return the measured success rate with its interval; a dash where nothing is recorded."""
-        mean, n = "attack_success_rate", "attack_success_rate_n"
-        return rate(self.cell[mean], int(self.cell[n])) if self.cell else "—"
+        mean = "attack_success_rate"
+        return rate(self.cell[mean], self.cell[f"{mean}_effective"]) if self.cell else "—"
 
     @property
     def status(self) -> "Badge | str":

@@ -51,7 +51,7 @@ def curves(
     for _, r in frame.iterrows():
         points = by_name.setdefault(named(r[split]).replace("_", "-"), {})
         if int(r["n"]) >= points.get(float(r[x]), {"n": 0})["n"]:
-            points[float(r[x])] = {"mean": r["mean"], "std": r["std"], "n": int(r["n"])}
+            points[float(r[x])] = {**r[["mean", "std", "effective"]], "n": int(r["n"])}
     return {
         name: [(level, p["mean"], *_band(p, metric)) for level, p in sorted(points.items())]
         for name, points in by_name.items()
@@ -68,7 +68,8 @@ def live_curve(
 
 def _band(point: dict[str, Any], metric: str) -> tuple[float, float]:
     if metric == "attack_success_rate":
-        return wilson_interval(round(point["mean"] * point["n"]), point["n"])
+        count = float(point.get("effective", point["n"]))
+        return wilson_interval(point["mean"] * count, count)
     return point["mean"] - point["std"], point["mean"] + point["std"]
 
 
@@ -96,7 +97,7 @@ def table_3(folder: Path = MEASURED) -> Table:
 
     def aware(row: Row) -> str:
         cell = select(frame, {key: row[key] for key in keys} | aware_rates)
-        return rate(cell["mean"].iloc[0], int(cell["n"].iloc[0])) if len(cell) else "—"
+        return rate(cell["mean"].iloc[0], cell["effective"].iloc[0]) if len(cell) else "—"
 
     columns = {
         "data, type": lambda row: f"{named(row['dataset'])}, {named(row['threat_type'])}",

@@ -24,7 +24,7 @@ from fl_privacy_lib.reproduction.experiments.searching import (
     searches,
     training_row,
 )
-from fl_privacy_lib.reproduction.experiments.setups import setup_of
+from fl_privacy_lib.reproduction.experiments.setups import PAPER, setup_of
 from fl_privacy_lib.reproduction.experiments.training import CODE_NOISE, CODE_RATE, DECAYS, Training
 from fl_privacy_lib.reproduction.records import Values, numbers
 from fl_privacy_lib.reproduction.verdict import TAKEN_OVER_FROM
@@ -271,7 +271,7 @@ class Column:
 POPULATIONS = tuple(
     (k, round(k * share)) for k in (100, 1000, 10_000) for share in (0.05, 0.1, 0.2, 0.5)
 )
-SHORT = ((100, 5), (100, 10), (100, 20), (100, 50), (1000, 50), (1000, 100))
+SHORT = ((100, 5), (100, 10), (100, 20))
 
 
 def _printed(
@@ -307,19 +307,19 @@ def _table_2(*populations: tuple[int, int]) -> dict[str, Column]:
 
 
 def _over_data(end: str, *datasets: str) -> dict[str, Column]:
-    by_table: dict[str, Cells] = {
-        "table_1": table_1,
-        "table_4": partial(tables_4_and_5, "clip_norm"),
-        "table_5": partial(tables_4_and_5, "noise_scale"),
+    return {
+        **_printed("table_1", datasets, table_1, f"table_1{end}", bool(end)),
+        **_printed(
+            "table_4", datasets, partial(tables_4_and_5, "clip_norm"), f"table_4{end}", True
+        ),
+        **_printed(
+            "table_5", datasets, partial(tables_4_and_5, "noise_scale"), f"table_5{end}", True
+        ),
     }
-    parts: dict[str, Column] = {}
-    for table, cells_of in by_table.items():
-        parts |= _printed(table, datasets, cells_of, f"{table}{end}")
-    return parts
 
 
 PARTS = {
-    "learning_rates": Column("learning_rates", ("mnist", "digits"), learning_rates),
+    "learning_rates": Column("learning_rates", (*PAPER, "digits"), learning_rates),
     **_table_2(*POPULATIONS[:3]),
     **_over_data("", "cancer", "cancer_z", "adult", "adult_z"),
     **_printed("noise", ("mnist",), partial(noise, tuple((10, z) for z in SWEEP))),
@@ -334,10 +334,10 @@ PARTS = {
         "noise_over_clients",
     ),
     **_table_2(*POPULATIONS[3:6]),
-    **_printed("strongest_case", ("mnist",), strongest_case),
+    **_printed("strongest_case", ("mnist",), strongest_case, long=True),
     **_over_data("_mnist", "mnist"),
     **_over_data("_images", "cifar10", "lfw"),
-    **_printed("table_4", ("cifar10", "lfw"), table_4_large, "table_4_large"),
+    **_printed("table_4", ("cifar10", "lfw"), table_4_large, "table_4_large", True),
     **_table_2(*POPULATIONS[6:]),
 }
 """The recording's parts in their order."""

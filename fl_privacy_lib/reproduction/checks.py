@@ -12,6 +12,7 @@ from fl_privacy_lib.reproduction.comparison import compare, select
 from fl_privacy_lib.reproduction.verdict import RATIO_FACTOR, SEEDS, Outcome
 
 Test = dict[str, Any]
+TOO_WIDE = "the intervals of some differences include what was asked for: more seeds would tell"
 NO_LEARNING = "an arm has not learned, and neither wins nor loses: no learning"
 
 
@@ -45,7 +46,8 @@ def _rate(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         count = row["effective"]  # images of one network count less than independent ones
         low, high = wilson_interval(row["mean"] * count, count)
         gap, wide = row["mean"] - test["bound"], low <= test["bound"] <= high
-        why = f"the interval of a rate, {low:.2f} to {high:.2f}, includes {test['bound']:g}"
+        interval = f"{low:.2f} to {high:.2f}, includes {test['bound']:g}"
+        why = f"the interval of a rate, {interval}; more networks would tell"
         outcomes.append(Outcome(None if wide else (gap > 0) == above, gap, why if wide else ""))
     return outcomes
 
@@ -77,9 +79,8 @@ def _ahead(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
             outcomes.append(Outcome(None, gap, unfair or NO_LEARNING))
             continue
         half = _half_width(pair, pd.concat([one, other]))
-        why = "the intervals of some differences include what was asked for"
         if abs(gap) <= half:
-            outcomes.append(Outcome(True if test.get("tie") else None, gap, why))
+            outcomes.append(Outcome(True if test.get("tie") else None, gap, TOO_WIDE))
         else:
             outcomes.append(Outcome(gap > 0, gap))
     return outcomes
@@ -123,7 +124,7 @@ def _best(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         best, rival = (group.set_index(test["over"]).loc[m.idxmax()] for m in (at, means))
         pair = dict(best) | {f"{name}_than": value for name, value in rival.items()}
         tied = gap < 0 and abs(gap) <= _half_width(pair, group)
-        why = unfair or ("the interval of a difference includes 0" if tied else "")
+        why = unfair or (TOO_WIDE if tied else "")
         outcomes.append(Outcome(None if why else gap == 0, gap, why))
     return outcomes
 

@@ -89,27 +89,28 @@ def search(tries: Tries, stages: Sequence[tuple[int, int]], steps: Sequence[int]
 
     Notes
     -----
-    The best of a stage that lies at the edge of all rates tried extends them there, twice in all,
-    unless it gains less than its standard error over its neighbour. A rate that does not learn
+    The best of a stage that lies at the edge of the rates that the stage ran extends it there,
+    twice at most, unless it gains less than its standard error over its neighbour. So a rate that
+    a short stage dropped comes back where a longer one leans towards it. A rate that does not learn
     comes after all that do, and is chosen only where none does. A stage in which none learns drops
     no rate: it has no evidence.
     """
     asked: list[tuple[int, float]] = []
-    tried, entered = set(steps), list(steps)
+    entered = list(steps)
     for rounds, going_on in stages:
+        allowed = len(entered) + EXTENSIONS
         while True:
             asked += [p for s in entered if (p := (rounds, rate_at(s))) not in asked]
             if any(point not in tries for point in asked):
                 return Search(tuple(asked))
             results = {s: tries[rounds, rate_at(s)] for s in entered}
-            last, extensions = rounds == stages[-1][0], len(tried) - len(steps)
-            further = _edge(results, tried)
-            if last and further is None and not any(t.learns for t in results.values()):
+            further = _edge(results)
+            if rounds == stages[-1][0] and not any(t.learns for t in results.values()):
                 # noise is the likelier reason, too small a step the next
-                further = max(tried) + 1 if extensions else min(tried) - 1
-            if further is None or extensions == EXTENSIONS:
+                first = len(entered) == allowed - EXTENSIONS
+                further = min(results) - 1 if first else max(results) + 1
+            if further is None or len(entered) == allowed:
                 break
-            tried.add(further)
             entered.append(further)
         entered = sorted(results, key=lambda s: _merit(results[s]), reverse=True)
         if results[entered[0]].learns:
@@ -121,10 +122,10 @@ def _merit(result: Try) -> tuple[bool, float]:
     return result.learns, result.accuracy
 
 
-def _edge(results: Mapping[int, Try], tried: set[int]) -> int | None:
-    """Return the step beyond the edge at which the best rate lies, or None."""
+def _edge(results: Mapping[int, Try]) -> int | None:
+    """Return the step beyond the edge at which a stage's best rate lies, or None."""
     best = max(results, key=lambda s: _merit(results[s]))
-    for edge, outward in ((min(tried), -1), (max(tried), 1)):
+    for edge, outward in ((min(results), -1), (max(results), 1)):
         inside = results.get(edge - outward)
         gain = math.inf if inside is None else results[best].accuracy - inside.accuracy
         if best == edge and results[best].learns and gain >= results[best].error:

@@ -1,7 +1,7 @@
 """FedSel's recorded cells: which arms stand in which table (chapter 08).
 
 A cell is a row's key columns, the arms it is computed from, and what is computed. Nothing is
-computed here.
+computed here. Tables of trainings have one learning rate for all arms; `trial` gives each its best.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def points_of(results: Results) -> list[np.ndarray]:
     return [100 * result["curve"][:, -1] for result in results]
 
 
-def _lower_limit(values: np.ndarray) -> dict[str, Any]:
+def lower_limit(values: np.ndarray) -> dict[str, Any]:
     """Return the mean less two of its standard errors: above 0, the runs agree that it is."""
     over_runs = numbers(values)
     return numbers([over_runs["mean"] - 2 * over_runs["std"] / over_runs["n"] ** 0.5])
@@ -93,7 +93,7 @@ def gain_and_loss(results: Results) -> Values:
     """
     within, control, flat, unscaled = points_of(results)
     gain, without = control - flat, unscaled - flat
-    share = float(without.mean() / gain.mean()) if _lower_limit(gain)["mean"] > 0 else 0.0
+    share = float(without.mean() / gain.mean()) if lower_limit(gain)["mean"] > 0 else 0.0
     return {
         "gain": numbers(gain),
         "loss": numbers(control - within),
@@ -103,27 +103,8 @@ def gain_and_loss(results: Results) -> Values:
         "gain_over_loss": numbers(gain - (control - within)),
         # above 0: there surely is a gain, and surely more than half of it comes without a selection
         "majority_without_selection": numbers(
-            [min(_lower_limit(gain)["mean"], _lower_limit(without - gain / 2)["mean"])]
+            [min(lower_limit(gain)["mean"], lower_limit(without - gain / 2)["mean"])]
         ),
-    }
-
-
-def split(results: Results) -> Values:
-    """Return what scaling, step size and selection bring, in percentage points.
-
-    Parameters
-    ----------
-    results : of the arms tuned, flat unscaled tuned, flat unscaled, and flat
-    """
-    tuned, step, unscaled, flat = points_of(results)
-    return {
-        "scaling": numbers(unscaled - flat),
-        "step": numbers(step - unscaled),
-        "selection": numbers(tuned - step),
-        "selection_at_least": _lower_limit(tuned - step),
-        "whole": numbers(tuned - flat),
-        "learning_rate": numbers([float(results[0]["server_lr"])]),
-        "learning_rate_without": numbers([float(results[1]["server_lr"])]),
     }
 
 
@@ -145,7 +126,8 @@ def base(settings: FedSel, dataset: str, model: str = "logistic_regression") -> 
     )
 
 
-def _table_3(settings: FedSel) -> list[Row]:
+def table_3(settings: FedSel) -> list[Row]:
+    """Return Table 3's cells, one learning rate for all arms."""
     cells = []
     for dataset, model in ROWS:
         for epsilon in BUDGETS:
@@ -173,7 +155,8 @@ def _combine(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
     return arms
 
 
-def _figure_2(settings: FedSel) -> list[Row]:
+def figure_2(settings: FedSel) -> list[Row]:
+    """Return the arms of Fig. 2, panel by panel."""
     cells, adult = [], base(settings, "adult_123")
     for dataset in ("syn_l", "syn_h", "adult_123"):
         bare = replace(base(settings, dataset), value="none")
@@ -205,7 +188,8 @@ def _figure_2(settings: FedSel) -> list[Row]:
     return cells
 
 
-def _figure_3(settings: FedSel) -> list[Row]:
+def figure_3(settings: FedSel) -> list[Row]:
+    """Return the arms of Fig. 3, panel by panel."""
     adult = base(settings, "adult_123")
     flat = ("flat", "flat_unscaled")
     remembering = replace(adult, memory=True)
@@ -224,25 +208,6 @@ def _figure_3(settings: FedSel) -> list[Row]:
     return cells + _panel(
         "batch_size", _combine(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
     )
-
-
-def _controls(settings: FedSel) -> list[Row]:
-    cells = []
-    for dataset, model in ROWS:
-        for epsilon in (1.0, 4.0):
-            for method in SELECTIONS:
-                arm = replace(
-                    base(settings, dataset, model), epsilon=epsilon, send=method, tuned=True
-                )
-                flat = replace(arm, send="flat_unscaled")
-                arms = (
-                    arm,
-                    flat,
-                    replace(flat, tuned=False),
-                    replace(flat, tuned=False, send="flat"),
-                )
-                cells.append(row_of(arms, split, method=method))
-    return cells
 
 
 def _theorem_4_1(settings: FedSel) -> list[Row]:
@@ -317,9 +282,8 @@ TABLES: dict[str, Callable[[FedSel], list[Row]]] = {
     "fedsel/theorem_4_1": _theorem_4_1,
     "fedsel/signal": _signal,
     "fedsel/selection_time": _selection_time,
-    "fedsel/table_3": _table_3,
-    "fedsel/figure_2": _figure_2,
-    "fedsel/figure_3": _figure_3,
-    "fedsel/controls": _controls,
+    "fedsel/table_3": table_3,
+    "fedsel/figure_2": figure_2,
+    "fedsel/figure_3": figure_3,
 }
 """Table → its rows at some settings, in the order in which they are recorded."""

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy_lib.chapters.fedsel import mechanisms
+from fl_privacy_lib.chapters.fedsel import grid, mechanisms, trial
 from fl_privacy_lib.chapters.fedsel import training as fedsel
-from fl_privacy_lib.chapters.fedsel.grid import TABLES
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
+
+TABLES = grid.TABLES | trial.TABLES
 
 
 class FedSelExperiment(Experiment):

@@ -17,7 +17,7 @@ TABLES = grid.TABLES | trial.TABLES
 
 
 class FedSelExperiment(Experiment):
-    """Chapter 08: a point is an arm's training, or a mechanism's error, signal or time."""
+    """Chapter 08: a point is an arm's training, or a mechanism's error or time."""
 
     chapter = "08"
     on_cpu = True
@@ -53,7 +53,7 @@ class FedSelExperiment(Experiment):
             return super().words(point, result)
         accuracy = float(np.mean(result["curve"][:, -1]))
         setting = f"{point.dataset} {point.model} {point.method} ε = {point.epsilon:g}"
-        return f"{setting} η = {point.server_lr:g}: accuracy {accuracy:.4f}"
+        return f"{setting} η = {float(result['server_lr']):g}: accuracy {accuracy:.4f}"
 
 
 def _datasets(rows: list[Row]) -> set[str]:

@@ -7,7 +7,7 @@ order of the clients and the first weights.
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,12 +117,9 @@ class Training:
     @property
     def method(self) -> str:
         """Name of the arm, as the paper abbreviates it where it has a name there."""
-        bare = {"full": "np", "random": "np_rs", "top_k": "np_k"}
         if self.value == "none":
-            return bare.get(self.send, self.send)
-        sent = {"flat": "", "compressed": "", "flat_unscaled": "", "random": "random_"}.get(
-            self.send, f"{self.send}_"
-        )
+            return {"full": "np", "random": "np_rs", "top_k": "np_k"}.get(self.send, self.send)
+        sent = "" if self.send in WHOLE else f"{self.send}_"
         end = {"compressed": "_rp", "flat_unscaled": "_unscaled"}.get(self.send, "")
         budget = {"within": "", "control": "_c", "rule": "_rule"}[self.budget]
         return f"{sent}{self.value}{end}{budget}{'' if self.raw else '_o'}"
@@ -156,7 +153,9 @@ class Training:
         first, second = self.budgets(dimensions, plan.participants)
         uniform = self.send == "random" or (self.send in SELECTIONS and first == 0)
         stage = TwoStage(
-            RandomChoice() if uniform else selection(self.send, first, self.top(dimensions)),
+            RandomChoice()
+            if uniform
+            else selection(self.send, first, top(self.top_share, dimensions)),
             None if self.value == "none" else VALUES[self.value](second),
             # the paper enlarges what is drawn uniformly
             scale=dimensions if self.send == "random" else 1.0,
@@ -165,22 +164,14 @@ class Training:
         )
         return local_privacy(self.method, stage)
 
-    def top(self, dimensions: int) -> int:
-        """Return k."""
-        return top(self.top_share, dimensions)
-
     def whole(self, dimensions: int, seed: int = 0) -> Flat | Compressed:
         """Return the flat or the compressed solution's mechanism over whole vectors."""
-
-        def flat(d: int, scaled: bool = True) -> Flat:
-            # calibrated: as published, Duchi's vectors are not ε-private where d is even
-            return Flat(VALUES[self.value], self.epsilon, d, scaled, "clip")
-
-        if self.send != "compressed":
-            return flat(dimensions, self.send == "flat")
-        width = max(1, round(COMPRESSION * dimensions))
+        compressed = self.send == "compressed"
+        d = max(1, round(COMPRESSION * dimensions)) if compressed else dimensions
+        # calibrated: as published, Duchi's vectors are not ε-private where d is even
+        flat = Flat(VALUES[self.value], self.epsilon, d, self.send != "flat_unscaled", "clip")
         generator = keyed_generator(torch.device("cpu"), seed, "projection")
-        return Compressed(flat(width), random_projection(dimensions, width, generator))
+        return Compressed(flat, random_projection(dimensions, d, generator)) if compressed else flat
 
 
 def top(top_share: float, dimensions: int) -> int:
@@ -218,13 +209,13 @@ def selection(name: str, epsilon: float, top: int) -> Select:
     epsilon : its budget
     top : k
     """
-    built: dict[str, Callable[[], Select]] = {
-        "exp": lambda: Exponential(epsilon),
-        "pe": lambda: PerturbedEncoding(epsilon, top, "e_eps"),
-        "ps": lambda: PerturbedSampling(epsilon, top),
-        "top_k": lambda: TopK(top),
+    built: dict[str, Select] = {
+        "exp": Exponential(epsilon),
+        "pe": PerturbedEncoding(epsilon, top, "e_eps"),
+        "ps": PerturbedSampling(epsilon, top),
+        "top_k": TopK(top),
     }
-    return built[name]()
+    return built[name]
 
 
 @functools.lru_cache(maxsize=2)
@@ -250,10 +241,9 @@ def records(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
 @functools.cache
 def larger_class(dataset: str) -> float | None:
     """Return the larger class's share of a data set's records; None where its files are absent."""
-    data = load_if_available(dataset)
-    if data is None:
+    if load_if_available(dataset) is None:
         return None
-    labels = np.concatenate([data.train_y, data.validation_y, data.test_y])
+    labels = records(dataset)[1].numpy()
     return float(np.bincount(labels).max() / len(labels))
 
 
@@ -302,17 +292,15 @@ def search(arm: Training) -> dict[float, list[float]]:
 
     def try_on(folds: range, steps: Sequence[float]) -> None:
         for fold, step in itertools.product(folds, steps):
-            reached = train(replace(arm, server_lr=step), 0, fold)
-            scores.setdefault(step, []).append(float(reached[-1]))
+            curve = train(replace(arm, server_lr=step), 0, fold)
+            scores.setdefault(step, []).append(float(curve[-1]))
 
     try_on(folds[:1], STEPS)
     try_on(folds[1:], ranked()[-GOING_ON:])
     for _ in range(2):
         best, places = EXTENDED.index(ranked()[-1]), [EXTENDED.index(step) for step in scores]
-        outward = {min(places): best - 1, max(places): best + 1}.get(best)
-        if outward is None:
-            break
-        try_on(folds, [EXTENDED[outward]])
+        outward = {min(places): [best - 1], max(places): [best + 1]}.get(best, [])
+        try_on(folds, [EXTENDED[place] for place in outward])
     return {step: scores[step] for step in ranked()}
 
 

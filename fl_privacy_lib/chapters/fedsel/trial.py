@@ -4,14 +4,12 @@ The paper's numbers for η, b, μ and k are lost. η is searched for every arm; 
 k = 0.1 d are the readings that fit the text best, and the others are tried one at a time.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
 
 from fl_privacy_lib.chapters.fedsel import grid
 from fl_privacy_lib.chapters.fedsel.grid import Results
@@ -22,6 +20,7 @@ from fl_privacy_lib.reproduction.records import Values, numbers
 
 Changes = dict[str, Any]
 FULL: Changes = {"send": "full", "value": "none"}
+WHOLE_VECTOR: Changes = {"ratio": 0.1, "budget": "within", "memory": False, "raw": True}
 FLAT: Changes = {"send": "flat", "raw": True}
 RIVALS: dict[str, dict[str, Changes]] = {
     "two_stage": {"flat": FLAT, "full": FULL},
@@ -55,22 +54,16 @@ def at_best_step(arm: Training) -> Training:
     A factor d is a step d times as long, so PM and HM over whole vectors are searched without it.
     """
     if arm.send not in SELECTIONS:
-        arm = replace(arm, ratio=0.1, budget="within", memory=False, raw=True)
-        if arm.value == "none":
-            arm = replace(arm, epsilon=1.0)
-        if arm.send != "top_k":
-            arm = replace(arm, top_share=0.1)
-        if arm.send == "flat" and arm.value in ("pm", "hm"):
-            arm = replace(arm, send="flat_unscaled")
-    repetitions = min(arm.repetitions, REPETITIONS)
+        factor = arm.send == "flat" and arm.value in ("pm", "hm")
+        arm = replace(
+            arm,
+            send="flat_unscaled" if factor else arm.send,
+            epsilon=1.0 if arm.value == "none" else arm.epsilon,
+            top_share=arm.top_share if arm.send == "top_k" else 0.1,
+            **WHOLE_VECTOR,
+        )
     memory = arm.memory and arm.epochs > 1
-    return replace(arm, tuned=True, memory=memory, repetitions=repetitions)
-
-
-def least(values: np.ndarray) -> float:
-    """Return the lower end of the mean's two-sided 95 % t-interval, values [runs]."""
-    error = values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean() - t.ppf(0.975, len(values) - 1) * error)
+    return replace(arm, tuned=True, memory=memory, repetitions=min(arm.repetitions, REPETITIONS))
 
 
 def leads(rivals: tuple[str, ...], besides: tuple[str, ...], results: Results) -> Values:
@@ -88,38 +81,14 @@ def leads(rivals: tuple[str, ...], besides: tuple[str, ...], results: Results) -
         values[f"lead_over_{name}"] = numbers(last)
         if arm["learns"] and other["learns"]:
             spread = [100 * numbers(r["curve"][:, -1])["std"] for r in (other, arm)]
-            error = (sum(s**2 for s in spread) / (2 * len(last))) ** 0.5
             limits = {
-                "sure_lead": least(last),
-                "possible_lead": -least(-last),
-                "sure_early_lead": least(early),
-                "sure_calm": spread[0] - spread[1] - 2 * error,
+                "sure_lead": grid.least(last),
+                "possible_lead": -grid.least(-last),
+                "sure_early_lead": grid.least(early),
+                "sure_calm": spread[0] - spread[1] - 2 * np.hypot(*spread) / (2 * len(last)) ** 0.5,
             }
             kinds = ("sure_lead", *besides)
             values |= {f"{kind}_over_{name}": numbers([limits[kind]]) for kind in kinds}
-    return values
-
-
-def gain_and_loss(results: Results) -> Values:
-    """Return Table 3's quantities, in percentage points, and the steps of the three arms.
-
-    Parameters
-    ----------
-    results : of the arms within, control and flat, see `grid.gain_and_loss`
-    """
-    within, control, flat = grid.points_of(results)
-    learn = all(r["learns"] for r in results)
-    values = {
-        "gain": numbers(control - flat),
-        "loss": numbers(control - within),
-        "gain_over_loss": numbers(within - flat),
-        "learns": numbers([learn]),
-    }
-    if learn:
-        values["sure_gain"] = numbers([least(control - flat)])
-        values["sure_gain_over_loss"] = numbers([least(within - flat)])
-    for end, result in zip(("", "_control", "_flat"), results, strict=True):
-        values[f"learning_rate{end}"] = numbers([float(result["server_lr"])])
     return values
 
 
@@ -143,51 +112,47 @@ def _row(arms: tuple[Training, ...], values: Callable[[Results], Values], **keys
     return row
 
 
-def _table_3(arm: Training, **keys: str) -> Row:
-    arms = (arm, replace(arm, budget="control"), replace(arm, **FLAT))
-    return _row(tuple(map(at_best_step, arms)), gain_and_loss, **keys, method=arm.send)
+def _compare(arm: Training, rivals: dict[str, Changes], **keys: str) -> Row:
+    """Return the row of an arm beside those of its rivals that are other arms."""
+    arm = at_best_step(arm)
+    others = {
+        name: at_best_step(other)
+        for name, changes in rivals.items()
+        if (other := replace(arm, **changes)).value != "none" or other.send not in WHOLE
+    }
+    others = {name: other for name, other in others.items() if other != arm}
+    values = partial(leads, tuple(others), BESIDES.get(keys.get("panel", ""), ()))
+    return _row((arm, *others.values()), values, **keys, method=arm.method)
 
 
 def _tuned(settings: FedSel) -> list[Row]:
-    panels: dict[str, dict[Training, None]] = {panel: {} for panel in RIVALS}
-    for row in (*grid.figure_2(settings), *grid.figure_3(settings)):
-        if row.points[0].budget != "control" and row.points[0].ratio in RATIOS:
-            panels[row.key["panel"]][at_best_step(row.points[0])] = None
-    for dataset, model in grid.ROWS:
-        arm = replace(grid.base(settings, dataset, model), epochs=2, **FULL)
-        panels["convergence"][at_best_step(arm)] = None
-    cells = []
-    for panel, arms in panels.items():
-        for arm in sorted(arms, key=lambda arm: arm.epsilon not in (1.0, 4.0)):
-            others = {n: at_best_step(replace(arm, **c)) for n, c in RIVALS[panel].items()}
-            rivals = {
-                n: other
-                for n, other in others.items()
-                if other != arm and not (other.value == "none" and other.send in WHOLE)
-            }
-            values = partial(leads, tuple(rivals), BESIDES.get(panel, ()))
-            cells.append(_row((arm, *rivals.values()), values, panel=panel, method=arm.method))
-        if panel == "two_stage":
-            cells += [_table_3(r.points[0], panel="table_3") for r in grid.table_3(settings)]
-    return cells
+    twice = [replace(grid.base(settings, *row), epochs=2, **FULL) for row in grid.ROWS]
+    panels = grid.figure_2(settings) | grid.figure_3(settings) | {"convergence": twice}
+    compared = {
+        (panel, at_best_step(arm)): None
+        for panel, arms in panels.items()
+        for arm in arms
+        if arm.budget != "control" and arm.ratio in RATIOS
+    }
+    table_3 = [tuple(map(at_best_step, arms)) for arms in grid.table_3(settings)]
+    return [
+        *(_compare(arm, RIVALS[panel], panel=panel) for panel, arm in compared),
+        *(_row(arms, grid.gain_and_loss, panel="table_3", method=arms[0].send) for arms in table_3),
+    ]
 
 
 def _departures(settings: FedSel) -> list[Row]:
-    changes: list[Changes] = [{name: r} for name, rs in DEPARTURES.items() for r in rs]
-    cells = []
-    for epsilon, (dataset, model) in itertools.product((1.0, 4.0), grid.ROWS):
-        arm = replace(grid.base(settings, dataset, model), epsilon=epsilon, repetitions=1)
-        for change in changes:
-            arms = [at_best_step(replace(arm, **change, **c)) for c in ({}, FLAT)]
-            values, keys = partial(leads, ("flat",), ()), {"departure": next(iter(change))}
-            cells.append(_row(tuple(arms), values, **keys, method=arm.method))
-    return cells
+    rows = [replace(grid.base(settings, *row), repetitions=1) for row in grid.ROWS]
+    return [
+        _compare(arm, {"flat": FLAT}, departure=name)
+        for name, readings in DEPARTURES.items()
+        for arm in grid.combine(rows, epsilon=(1.0, 4.0), **{name: readings})
+    ]
 
 
 def _search(settings: FedSel) -> list[Row]:
-    arms = dict.fromkeys(
-        arm for row in (*_tuned(settings), *_departures(settings)) for arm in row.points
-    )
+    rows = (*_tuned(settings), *_departures(settings))
+    arms = dict.fromkeys(arm for row in rows for arm in row.points)
     return [_row((arm,), tried, method=arm.method) for arm in arms]
 
 

@@ -249,11 +249,13 @@ def test_table_3_has_a_cell_for_every_published_one_at_every_budget(grid):
     published = load_published("fedsel/table_3")
     wanted = set(published[["dataset", "model", "method"]].itertuples(index=False, name=None))
     keys = [cell.key for cell in grid["fedsel/table_3"]]
-    for epsilon in fedsel_grid.BUDGETS:
+    for epsilon, tuned in itertools.product(fedsel_grid.BUDGETS, (True, False)):
         assert {
-            (k["dataset"], k["model"], k["method"]) for k in keys if k["epsilon"] == epsilon
+            (k["dataset"], k["model"], k["method"])
+            for k in keys
+            if (k["epsilon"], k["tuned"]) == (epsilon, tuned)
         } == wanted
-    assert len(wanted) == 24 and len(keys) == 24 * len(fedsel_grid.BUDGETS)
+    assert len(wanted) == 24 and len(keys) == 24 * len(fedsel_grid.BUDGETS) * 2
 
 
 def test_only_what_a_comparison_names_differs_between_its_arms(grid):
@@ -261,13 +263,12 @@ def test_only_what_a_comparison_names_differs_between_its_arms(grid):
         assert all(a.tuned and (a.repetitions, a.folds) == (3, 5) for a in cell.points)
         assert len({(a.dataset, a.model) for a in cell.points}) == 1
         assert "flat" not in {a.send for a in cell.points if a.value in ("pm", "hm")}
-        if cell.key["panel"] == "table_3":
-            within, control, flat = cell.points
-            assert replace(within, budget="control") == control
-            assert (flat.send, flat.epsilon) == ("flat_unscaled", within.epsilon)
     for cell in grid["fedsel/table_3"]:
         within, control, flat = cell.points
-        assert {within.server_lr, control.server_lr, flat.server_lr} == {0.1}
+        assert replace(within, budget="control") == control
+        tuned = within.tuned
+        assert (control.tuned, flat.tuned) == (tuned, tuned)
+        assert flat == (trial.at_best_step if tuned else replace)(replace(within, send="flat"))
     two = [c for c in grid["fedsel/tuned"] if c.key["panel"] == "two_epochs" and c.key["memory"]]
     rivals = [cell.points[2] for cell in two]
     assert two and [replace(c.points[0], memory=False) for c in two] == rivals
@@ -285,13 +286,14 @@ def test_every_departure_changes_one_setting_and_stands_beside_the_flat_solution
         )
         seen.add((cell.key["departure"], getattr(arm, cell.key["departure"])))
     wanted = {(name, value) for name, values in trial.DEPARTURES.items() for value in values}
-    assert seen == wanted and len(grid["fedsel/departures"]) == 6 * 8 * 2
+    assert seen == wanted and len(grid["fedsel/departures"]) == 6 * 4 * 2
 
 
 def test_arms_that_do_the_same_are_searched_once(grid):
     arms = [cell.points[0] for cell in grid["fedsel/search"]]
     assert len(set(arms)) == len(arms)
-    compared = {a for t in ("tuned", "departures") for c in grid[f"fedsel/{t}"] for a in c.points}
+    tables = ("tuned", "table_3", "departures")
+    compared = {a for t in tables for c in grid[f"fedsel/{t}"] for a in c.points if a.tuned}
     assert set(arms) == compared
     flat = replace(ARM, send="flat", raw=False, ratio=0.4, memory=True, epochs=2)
     same = replace(ARM, send="flat_unscaled", epochs=2)

@@ -180,17 +180,13 @@ def _figure(panels: Callable[[FedSel], Panels], settings: FedSel) -> list[Row]:
     ]
 
 
-def table_3(settings: FedSel) -> list[tuple[Training, Training, Training]]:
+def table_3(settings: FedSel) -> list[tuple[Training, ...]]:
     """Return the arms of Table 3's cells: within, control and flat."""
     rows = [base(settings, *row) for row in ROWS]
     return [
         (arm, replace(arm, budget="control"), replace(arm, send="flat"))
         for arm in combine(rows, epsilon=BUDGETS, send=SELECTIONS)
     ]
-
-
-def _table_3(settings: FedSel) -> list[Row]:
-    return [row_of(arms, gain_and_loss, method=arms[0].send) for arms in table_3(settings)]
 
 
 def _theorem_4_1(settings: FedSel) -> list[Row]:
@@ -246,7 +242,6 @@ def _selection_time(settings: FedSel) -> list[Row]:
 TABLES: dict[str, Callable[[FedSel], list[Row]]] = {
     "fedsel/theorem_4_1": _theorem_4_1,
     "fedsel/selection_time": _selection_time,
-    "fedsel/table_3": _table_3,
     "fedsel/figure_2": partial(_figure, figure_2),
     "fedsel/figure_3": partial(_figure, figure_3),
 }

@@ -134,15 +134,17 @@ def _tuned(settings: FedSel) -> list[Row]:
         for arm in arms
         if arm.budget != "control" and arm.ratio in RATIOS
     }
-    table_3 = [tuple(map(at_best_step, arms)) for arms in grid.table_3(settings)]
-    return [
-        *(_compare(arm, RIVALS[panel], panel=panel) for panel, arm in compared),
-        *(_row(arms, grid.gain_and_loss, panel="table_3", method=arms[0].send) for arms in table_3),
-    ]
+    return [_compare(arm, RIVALS[panel], panel=panel) for panel, arm in compared]
+
+
+def _table_3(settings: FedSel) -> list[Row]:
+    shared = grid.table_3(settings)
+    both = [*shared, *(tuple(map(at_best_step, arms)) for arms in shared)]
+    return [grid.row_of(arms, grid.gain_and_loss, method=arms[0].send) for arms in both]
 
 
 def _departures(settings: FedSel) -> list[Row]:
-    rows = [replace(grid.base(settings, *row), repetitions=1) for row in grid.ROWS]
+    rows = [replace(grid.base(settings, name), repetitions=1) for name in dict(grid.ROWS)]
     return [
         _compare(arm, {"flat": FLAT}, departure=name)
         for name, readings in DEPARTURES.items()
@@ -151,12 +153,13 @@ def _departures(settings: FedSel) -> list[Row]:
 
 
 def _search(settings: FedSel) -> list[Row]:
-    rows = (*_tuned(settings), *_departures(settings))
-    arms = dict.fromkeys(arm for row in rows for arm in row.points)
+    rows = (*_tuned(settings), *_table_3(settings), *_departures(settings))
+    arms = dict.fromkeys(arm for row in rows for arm in row.points if arm.tuned)
     return [_row((arm,), tried, method=arm.method) for arm in arms]
 
 
 TABLES: dict[str, Callable[[FedSel], list[Row]]] = {
+    "fedsel/table_3": _table_3,
     "fedsel/tuned": _tuned,
     "fedsel/departures": _departures,
     "fedsel/search": _search,

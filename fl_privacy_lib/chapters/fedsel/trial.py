@@ -128,6 +128,8 @@ def _compare(arm: Training, rivals: dict[str, Changes], **keys: str) -> Row:
 def _tuned(settings: FedSel) -> list[Row]:
     twice = [replace(grid.base(settings, *row), epochs=2, **FULL) for row in grid.ROWS]
     panels = grid.figure_2(settings) | grid.figure_3(settings) | {"convergence": twice}
+    # at ε = 1 no arm of this panel learns, whatever its step
+    panels["batch_size"] = grid.combine(panels["batch_size"], epsilon=(1.0, 4.0))
     compared = {
         (panel, at_best_step(arm)): None
         for panel, arms in panels.items()

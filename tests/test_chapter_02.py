@@ -83,9 +83,7 @@ def test_every_claim_finds_its_cells_in_the_grid(tmp_path):
         record(tmp_path, table, cells)
     for entry in (c for c in claims.load_claims() if c["chapter"] == "02"):
         verdict = claims.verdict(entry, tmp_path)
-        assert verdict.status in ("reproduced", "not reproduced", "refuted") and verdict.cells, (
-            entry["id"]
-        )
+        assert verdict.cells or "test" not in entry, entry["id"]
 
 
 def test_public_images_are_no_attacked_clients():
@@ -185,7 +183,10 @@ def test_the_whole_of_table_3_stands_with_any_part_of_the_records(tmp_path):
     assert sum(row[-1].status is not Status.NOT_RUN for row in rows) == 20
     here = {(row[0], row[1]): row for row in rows}
     quantile = here["MNIST, type 1", "quantile clipping"]
-    assert quantile[2:7] == ["yes", "2 % [1, 7]", "0.5113", "0.050 ± 0.000", "9 / 7"]
+    # five networks of 20 images, one of which gives its images away
+    assert quantile[2:8] == [
+        "yes", "2 % [0, 11]", "0.5113", "0.224 ± 0.000", "0.050 ± 0.000", "9 / 7",
+    ]  # fmt: skip
     assert str(quantile[-1]) == "not reproduced: 0 of 3 values"
     record(
         tmp_path,
@@ -204,7 +205,7 @@ def test_table_3_takes_fed_sdp_from_table_vii(tmp_path):
     )
     record(tmp_path, "fed_cdp/table_7", [point], key=threat_types.record_key)
     rows = adaptive_rows.table_3(tmp_path).rows
-    measured = [[*row[:4], row[7]] for row in rows if row[-1].status is not Status.NOT_RUN]
+    measured = [[*row[:4], row[8]] for row in rows if row[-1].status is not Status.NOT_RUN]
     assert measured == [
         [f"MNIST, type {t}", "Fed-SDP at client", "no", "100 % [96, 100]", "—"] for t in (0, 1)
     ]
@@ -225,7 +226,7 @@ def test_curves_keep_the_cell_with_most_trials(tmp_path):
     assert [(x, y) for x, y, *_ in drawn["naive"]] == [(1e-4, 1.0), (1e-3, 0.5)]
     assert [band[2:] for band in drawn["naive"]] == [
         wilson_interval(100, 100),
-        wilson_interval(20, 40),
+        wilson_interval(1, 2),  # two networks: all images of one, none of the other
     ]
     assert adaptive_rows.curves("attacks/none", {}, "arm", folder=tmp_path) == {}
 
@@ -246,13 +247,23 @@ def test_thresholds_judge_the_guesses():
 
 def test_a_bound_may_be_another_metric_of_the_same_cell():
     rows = [
-        {"metric": m, "mean": v}
-        for a, b in ((0.1, 0.2), (0.3, 0.2))
+        {"level": level, "metric": m, "mean": v, "n": "3", "std": 0.0, "seeds": "3"}
+        for level, a, b in (("1", 0.1, 0.2), ("2", 0.3, 0.2))
         for m, v in (("mse", a), ("guess", b))
     ]
-    test = {"check": "at_most", "metric": "mse", "bound": "guess"}
-    assert checks.check(test, {}, pd.DataFrame(rows)) == [True, False]
-    assert checks.check(test | {"check": "shown"}, {}, pd.DataFrame(rows)) == [False, True]
+    for check, expected in (("at_most", [True, False]), ("shown", [False, True])):
+        test = {"check": check, "metric": "mse", "bound": "guess"}
+        assert [o.held for o in checks.check(test, "", pd.DataFrame(rows))] == expected
+
+
+@pytest.mark.parametrize(("sure", "middle", "held"), [(0.1, 0.2, True), (-0.1, 0.1, None),
+                                                      (-0.3, -0.2, False)])  # fmt: skip
+def test_an_interval_around_the_bound_leaves_a_lead_undecided(sure, middle, held):
+    rows = [{"level": "1", "metric": m, "mean": v, "n": "3", "std": 0.0, "seeds": "3"}
+            for m, v in (("lead", middle), ("sure_lead", sure))]  # fmt: skip
+    test = {"check": "shown", "metric": "sure_lead", "bound": 0}
+    (outcome,) = checks.check(test, "", pd.DataFrame(rows))
+    assert outcome.held is held
 
 
 def test_values_may_be_published_under_another_name(tmp_path):
@@ -261,6 +272,6 @@ def test_values_may_be_published_under_another_name(tmp_path):
     )
     frame = comparison.measured("fed_alpha_cdp/table_3_rest", tmp_path)
     test = {"check": "values", "published": "fed_alpha_cdp/table_3"}
-    held = checks.check(test, {"table": "fed_alpha_cdp/table_3_rest"}, frame)
+    held = [o.held for o in checks.check(test, "fed_alpha_cdp/table_3_rest", frame)]
     # all three types succeed; no distance and no iterations
     assert len(held) == 9 and sum(held) == 3

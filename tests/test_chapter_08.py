@@ -11,18 +11,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, ttest_1samp
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters.fedsel import grid as fedsel_grid
 from fl_privacy_lib.chapters.fedsel import mechanisms as mechanisms
-from fl_privacy_lib.chapters.fedsel import run
+from fl_privacy_lib.chapters.fedsel import run, trial
 from fl_privacy_lib.chapters.fedsel import training as fedsel
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.chapters.fedsel.training import Training
 from fl_privacy_lib.defenses.perturbation import Flat, Piecewise
-from fl_privacy_lib.defenses.selection import PerturbedEncoding
+from fl_privacy_lib.defenses.selection import PerturbedEncoding, RandomChoice
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
 from fl_privacy_lib.reproduction import experiment, loading
 from fl_privacy_lib.reproduction.paths import ROOT
@@ -35,7 +35,7 @@ ARM = Training("cancer", repetitions=2, folds=3, batch_share=0.05)
 
 @pytest.fixture(scope="module")
 def grid():
-    return {table: make(FULL) for table, make in fedsel_grid.TABLES.items()}
+    return {table: make(FULL) for table, make in run.TABLES.items()}
 
 
 # ---- parameters ----------------------------------------------------------------------------------
@@ -173,23 +173,61 @@ def test_without_noise_the_model_learns():
     assert curve[:, -1].mean() > 0.85  # the larger class is 0.63 of the records
 
 
-def test_a_tuned_arm_takes_the_step_that_is_best_on_other_folds(monkeypatch):
+def tuned_with(monkeypatch, accuracy, **changes):
+    """Measure a tuned arm whose training reaches `accuracy(η, fold)`; return result and runs."""
     asked = []
 
-    def fake(point):
-        asked.append(point)
-        return {
-            "curve": np.full((1, 2), 1 - abs(math.log(point.server_lr / 3))),
-            "server_lr": point.server_lr,
-        }
+    def fake(point, repetition, fold):
+        asked.append((point, repetition, fold))
+        return np.full(2, accuracy(point.server_lr, fold))
 
-    real = fedsel.measure
-    monkeypatch.setattr(fedsel, "measure", fake)
-    assert real(replace(ARM, tuned=True, seed=4))["server_lr"] == 3.0
-    *tried, last = asked
-    assert [p.server_lr for p in tried] == list(fedsel.STEPS)
-    assert {(p.seed, p.repetitions, p.tuned) for p in tried} == {(5, 1, False)}
-    assert (last.seed, last.repetitions, last.tuned) == (4, 2, False)
+    monkeypatch.setattr(fedsel, "train", fake)
+    arm = replace(ARM, tuned=True, seed=4, folds=5, repetitions=2, **changes)
+    return fedsel.measure(arm), asked
+
+
+def test_a_tuned_arm_takes_the_step_that_is_best_on_other_folds(monkeypatch):
+    """The first fold alone prefers 10; two more folds decide for 3."""
+
+    def accuracy(step, fold):
+        return 0.9 - 0.1 * abs(math.log10(step / (10.0 if fold == 0 else 3.0)))
+
+    result, asked = tuned_with(monkeypatch, accuracy)
+    assert result["server_lr"] == 3.0 and result["learns"]
+    searched, judged = [a for a in asked if a[0].seed == 5], [a for a in asked if a[0].seed == 4]
+    assert [(p.server_lr, fold) for p, _, fold in searched] == [
+        *((step, 0) for step in fedsel.STEPS),
+        *((step, fold) for fold in (1, 2) for step in (3.0, 30.0, 10.0)),
+    ]
+    assert {(p.tuned, repetition) for p, repetition, _ in searched} == {(False, 0)}
+    assert [(repetition, fold) for _, repetition, fold in judged] == list(
+        itertools.product(range(2), range(5))
+    )
+    assert {p.server_lr for p, *_ in judged} == {3.0}
+    scores = dict(zip(result["steps"], result["scores"], strict=True))
+    assert np.isnan(scores[0.1]).tolist() == [False, True, True]
+    assert scores[3.0] == pytest.approx([accuracy(3.0, fold) for fold in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("best", "chosen"), [(0.01, 0.01), (0.0001, 0.003), (300.0, 300.0), (1e6, 1000.0)]
+)
+def test_a_best_at_the_edge_extends_the_steps_twice_at_most(monkeypatch, best, chosen):
+    result, _ = tuned_with(monkeypatch, lambda step, _: 0.9 - 0.1 * abs(math.log10(step / best)))
+    assert result["server_lr"] == chosen
+    assert len(result["steps"]) <= len(fedsel.STEPS) + 2
+
+
+def test_an_arm_at_the_larger_class_does_not_learn(monkeypatch):
+    """The larger class of Cancer's 569 records is 0.627; three standard errors are 0.061."""
+    guess = fedsel.larger_class("cancer")
+    error = math.sqrt(guess * (1 - guess) / 569)
+    for above, expected in ((0.0, False), (2.9, False), (3.1, False), (4.1, True)):
+        result, _ = tuned_with(monkeypatch, lambda step, fold, a=above: guess + a * error)
+        assert result["learns"] == expected, above  # a search sees three folds: 3.87 errors
+    arm = replace(ARM, folds=5)
+    assert fedsel.learns([guess + 3.1 * error] * 5, arm)
+    assert not fedsel.learns([guess + 2.9 * error] * 50, arm)  # a repetition is the same records
 
 
 def test_more_than_two_classes_are_refused(monkeypatch):
@@ -211,32 +249,58 @@ def test_table_3_has_a_cell_for_every_published_one_at_every_budget(grid):
     published = load_published("fedsel/table_3")
     wanted = set(published[["dataset", "model", "method"]].itertuples(index=False, name=None))
     keys = [cell.key for cell in grid["fedsel/table_3"]]
-    for epsilon in fedsel_grid.BUDGETS:
+    for epsilon, tuned in itertools.product(fedsel_grid.BUDGETS, (True, False)):
         assert {
-            (k["dataset"], k["model"], k["method"]) for k in keys if k["epsilon"] == epsilon
+            (k["dataset"], k["model"], k["method"])
+            for k in keys
+            if (k["epsilon"], k["tuned"]) == (epsilon, tuned)
         } == wanted
-    assert len(wanted) == 24 and len(keys) == 24 * len(fedsel_grid.BUDGETS)
+    assert len(wanted) == 24 and len(keys) == 24 * len(fedsel_grid.BUDGETS) * 2
 
 
-def test_the_control_arms_stand_beside_the_papers(grid):
-    for table in ("fedsel/table_3", "fedsel/controls"):
-        for cell in grid[table]:
-            sent = [arm.send for arm in cell.points]
-            assert "flat" in sent and "flat_unscaled" in sent
-            same = [replace(a, send="ps", budget="within", tuned=False) for a in cell.points]
-            assert len(set(same)) == 1, (
-                "arms of a cell differ in what they send, their budget and their step alone"
-            )
-    assert all(cell.points[0].tuned and cell.points[1].tuned for cell in grid["fedsel/controls"])
-    memory = {
-        arm.memory for cell in grid["fedsel/figure_2"] for arm in cell.points if arm.epochs == 2
-    }
-    assert memory == {True, False}
-    assert all(
-        arm.repetitions >= 5 and arm.folds == 5
-        for cell in grid["fedsel/figure_2"]
-        for arm in cell.points
-    )
+def test_only_what_a_comparison_names_differs_between_its_arms(grid):
+    for cell in grid["fedsel/tuned"]:
+        assert all(a.tuned and (a.repetitions, a.folds) == (3, 5) for a in cell.points)
+        assert len({(a.dataset, a.model) for a in cell.points}) == 1
+        assert "flat" not in {a.send for a in cell.points if a.value in ("pm", "hm")}
+    for cell in grid["fedsel/table_3"]:
+        within, control, flat = cell.points
+        assert replace(within, budget="control") == control
+        tuned = within.tuned
+        assert (control.tuned, flat.tuned) == (tuned, tuned)
+        assert flat == (trial.at_best_step if tuned else replace)(replace(within, send="flat"))
+    two = [c for c in grid["fedsel/tuned"] if c.key["panel"] == "two_epochs" and c.key["memory"]]
+    rivals = [cell.points[2] for cell in two]
+    assert two and [replace(c.points[0], memory=False) for c in two] == rivals
+
+
+def test_every_departure_changes_one_setting_and_stands_beside_the_flat_solution(grid):
+    defaults = {"batch_share": 0.01, "ratio": 0.1, "top_share": 0.1}
+    seen = set()
+    for cell in grid["fedsel/departures"]:
+        arm, flat = cell.points
+        changed = {n: v for n, v in defaults.items() if getattr(arm, n) != v}
+        assert list(changed) == [cell.key["departure"]] and (arm.send, flat.send) == (
+            "ps",
+            "flat_unscaled",
+        )
+        seen.add((cell.key["departure"], getattr(arm, cell.key["departure"])))
+    wanted = {(name, value) for name, values in trial.DEPARTURES.items() for value in values}
+    assert seen == wanted and len(grid["fedsel/departures"]) == 6 * 4 * 2
+
+
+def test_arms_that_do_the_same_are_searched_once(grid):
+    arms = [cell.points[0] for cell in grid["fedsel/search"]]
+    assert len(set(arms)) == len(arms)
+    tables = ("tuned", "table_3", "departures")
+    compared = {a for t in tables for c in grid[f"fedsel/{t}"] for a in c.points if a.tuned}
+    assert set(arms) == compared
+    flat = replace(ARM, send="flat", raw=False, ratio=0.4, memory=True, epochs=2)
+    same = replace(ARM, send="flat_unscaled", epochs=2)
+    assert trial.at_best_step(flat) == trial.at_best_step(same)
+    one = replace(ARM, memory=True)
+    assert trial.at_best_step(one) == trial.at_best_step(replace(one, memory=False))
+    assert trial.at_best_step(replace(flat, value="duchi")).send == "flat"
 
 
 def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
@@ -266,46 +330,66 @@ def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
         assert set(test.get("on", [])) <= set(there), entry["id"]
 
 
-def results(*rows):
+def results(*rows, learn=True):
     return [
-        {"curve": np.array([[0.1, value] for value in row]), "server_lr": np.array(0.3)}
+        {
+            "curve": np.array([[0.1, value] for value in row]),
+            "server_lr": np.array(0.3),
+            "learns": np.array(learn),
+        }
         for row in rows
     ]
 
 
+def lower_end(values):
+    return ttest_1samp(values, 0).confidence_interval(0.95).low
+
+
 def test_gain_and_loss_by_hand():
-    metrics = fedsel_grid.gain_and_loss(
-        results([0.80, 0.82], [0.84, 0.86], [0.70, 0.71], [0.76, 0.78])
-    )
-    assert metrics["gain"]["mean"] == pytest.approx(14.5) and metrics["gain"]["n"] == 2
-    assert metrics["gain"]["std"] == pytest.approx(np.std([14, 15], ddof=1))
-    assert metrics["loss"]["mean"] == pytest.approx(4.0) and metrics["loss"][
-        "std"
-    ] == pytest.approx(0)
-    assert metrics["gain_over_loss"]["mean"] == pytest.approx(10.5)
-    assert metrics["share_without_selection"]["mean"] == pytest.approx(6.5 / 14.5)
-    assert metrics["majority_without_selection"]["mean"] < 0
-    most = fedsel_grid.gain_and_loss(
-        results([0.80, 0.82], [0.84, 0.86], [0.70, 0.72], [0.82, 0.84])
-    )
-    assert most["majority_without_selection"]["mean"] == pytest.approx(12 - 7)
-    none = fedsel_grid.gain_and_loss(
-        results([0.80, 0.82], [0.70, 0.86], [0.80, 0.81], [0.82, 0.80])
-    )
-    assert (
-        none["share_without_selection"]["mean"] == 0
-        and none["majority_without_selection"]["mean"] < 0
-    )
+    rows = ([0.80, 0.82, 0.83], [0.84, 0.86, 0.86], [0.70, 0.71, 0.74])
+    metrics = fedsel_grid.gain_and_loss(results(*rows))
+    assert metrics["gain"]["mean"] == pytest.approx(41 / 3) and metrics["gain"]["n"] == 3
+    assert metrics["gain"]["std"] == pytest.approx(np.std([14, 15, 12], ddof=1))
+    assert metrics["loss"]["mean"] == pytest.approx(11 / 3)
+    assert metrics["gain_over_loss"]["mean"] == pytest.approx(30 / 3)
+    assert metrics["sure_gain"]["mean"] == pytest.approx(lower_end([14, 15, 12]))
+    assert metrics["sure_gain_over_loss"]["mean"] == pytest.approx(lower_end([10, 11, 9]))
+    assert metrics["learning_rate_flat"]["mean"] == 0.3
+    guessing = fedsel_grid.gain_and_loss(results(*rows, learn=False))
+    assert guessing["gain"] == metrics["gain"] and "sure_gain" not in guessing
 
 
-def test_the_split_adds_up():
-    metrics = fedsel_grid.split(results([0.9, 0.91], [0.88, 0.90], [0.8, 0.79], [0.7, 0.66]))
-    parts = [metrics[name]["mean"] for name in ("scaling", "step", "selection")]
-    assert sum(parts) == pytest.approx(metrics["whole"]["mean"]) == pytest.approx(22.5)
-    assert parts == pytest.approx([11.5, 9.5, 1.5])
-    assert metrics["selection_at_least"]["mean"] == pytest.approx(
-        1.5 - 2 * np.std([2, 1], ddof=1) / math.sqrt(2)
-    )
+def test_leads_are_paired_and_an_arm_at_the_larger_class_has_no_sure_one():
+    one, other = [0.80, 0.90, 0.85], [0.79, 0.88, 0.84]
+    rows, besides = results(one, other), ("possible_lead", "sure_early_lead", "sure_calm")
+    metrics = trial.leads(("flat",), besides, rows)
+    assert metrics["lead_over_flat"]["mean"] == pytest.approx(4 / 3)
+    assert metrics["sure_lead_over_flat"]["mean"] == pytest.approx(lower_end([1, 2, 1]))
+    assert metrics["possible_lead_over_flat"]["mean"] == pytest.approx(-lower_end([-1, -2, -1]))
+    assert metrics["sure_early_lead_over_flat"]["mean"] == 0  # both begin at 0.1
+    spreads = [100 * np.std(row, ddof=1) for row in (other, one)]
+    calm = spreads[0] - spreads[1] - 2 * math.hypot(*spreads) / math.sqrt(6)
+    assert metrics["sure_calm_over_flat"]["mean"] == pytest.approx(calm)
+    assert "possible_lead_over_flat" not in trial.leads(("flat",), (), rows)
+    for who in (0, 1):
+        guessing = [r | {"learns": i != who} for i, r in enumerate(rows)]
+        metrics = trial.leads(("flat",), besides, guessing)
+        assert metrics["lead_over_flat"]["mean"] == pytest.approx(4 / 3)
+        assert not [name for name in metrics if name.startswith(("sure", "possible"))]
+
+
+def test_what_was_tried_is_recorded_step_by_step():
+    tried = {
+        "steps": np.array([0.1, 3.0]),
+        "scores": np.array([[0.6, np.nan, np.nan], [0.7, 0.8, 0.9]]),
+        "server_lr": np.array(3.0),
+        "learns": np.array(True),
+    }
+    metrics = trial.tried([tried])
+    assert metrics["accuracy_at_0.1"] == {"mean": 0.6, "std": 0.0, "n": 1}
+    assert metrics["accuracy_at_3"]["mean"] == pytest.approx(0.8)
+    assert metrics["accuracy_at_3"]["n"] == 3
+    assert metrics["chosen"]["mean"] == 3 and metrics["learns"]["mean"] == 1
 
 
 def test_accuracies_of_a_curve():
@@ -365,12 +449,15 @@ def test_a_slope_finds_the_power():
     )
 
 
-def test_the_predicted_signal_over_noise_is_met_where_clients_agree():
-    point = mechanisms.Signal("ps", 4.0, 0.05, draws=100)
-    assert point.predicted == pytest.approx(math.sqrt(100 * math.exp(4) / (90 + 10 * math.exp(4))))
-    gain = mechanisms.measure_signal(point)["gain"]
-    assert gain.shape == (mechanisms.GROUPS,)
-    assert gain.mean() == pytest.approx(point.predicted, rel=0.15)  # its own error is near 3 %
+def test_a_selection_raises_the_signal_over_noise_by_the_root_of_d_times_its_probability():
+    """The chapter's √(d P_j), for a top coordinate j where all clients have the same top ones."""
+    x, d, k = mechanisms.vectors(1000, 100, 0.05, 0), 100, 10
+    ratios = []
+    for select in (fedsel.selection("ps", 4.0, k), RandomChoice()):
+        sent = mechanisms.means(TwoStage(select, Piecewise(1.0)), x, 100, 0)[:, :k]
+        ratios.append(float(sent.mean() / sent.var(0).mean().sqrt()))
+    predicted = math.sqrt(d * math.exp(4) / (d - k + k * math.exp(4)))
+    assert ratios[0] / ratios[1] == pytest.approx(predicted, rel=0.15)  # its error is near 3 %
 
 
 @pytest.mark.parametrize("engine", ["as_written", "ours"])
@@ -420,17 +507,16 @@ def test_recording_writes_each_cell_once_and_continues(tmp_path, monkeypatch):
         arm,
         replace(arm, budget="control"),
         replace(arm, send="flat"),
-        replace(arm, send="flat_unscaled"),
     )
     cells = [fedsel_grid.row_of(arms, fedsel_grid.gain_and_loss, method=m) for m in ("a", "b")]
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "cache")
-    monkeypatch.setitem(fedsel_grid.TABLES, "fedsel/table_3", lambda settings: cells)
+    monkeypatch.setitem(run.TABLES, "fedsel/table_3", lambda settings: cells)
     monkeypatch.setattr(experiment.os, "cpu_count", lambda: 1)
     record(FULL, "fedsel/table_3", tmp_path)
     path = tmp_path / "fedsel" / "table_3.csv"
     frame = pd.read_csv(path, dtype=str)
-    # both cells rest on the same four arms
-    assert len(list((tmp_path / "cache").glob("*.npz"))) == 4
+    # both cells rest on the same three arms
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 3
     assert (
         len(frame) == 2 * 7 and set(frame["method"]) == {"a", "b"} and set(frame["n"]) <= {"1", "2"}
     )

@@ -91,7 +91,7 @@ COUNTER = st.lists(st.booleans(), max_size=4).map(tuple)
 def test_what_counts_was_recorded_at_the_setting_and_compared(recorded, full, held, counter, lost):
     outcome = decide(Evidence(recorded, full, held, counter, lost))
     counts = set(Status) - {Status.NOT_RUN, Status.REDUCED_SETTING}
-    assert (outcome.status in counts) == bool(recorded and full and held)
+    assert (outcome.status in counts) == bool(recorded and full and (held or lost))
     assert (outcome.status is Status.REFUTED) == bool(recorded and full and held and any(counter))
     results = [o.held for o in held]
     if outcome.status is Status.REPRODUCED:
@@ -113,7 +113,7 @@ def test_each_status_can_come_out():
         Status.EXCEEDED: [Evidence(True, True, (held, beyond))],
         Status.NOT_REPRODUCED: [Evidence(True, True, (held, failed)),
                                 Evidence(True, True, (open_, failed, beyond))],
-        Status.UNDECIDED: [Evidence(True, True, (held, open_)),
+        Status.UNDECIDED: [Evidence(True, True, (held, open_)), Evidence(True, True, lost="x"),
                            Evidence(True, True, (beyond, open_)),
                            Evidence(True, True, (held, failed), lost="x")],
         Status.REFUTED: [Evidence(True, True, (held,), (False, True))],

@@ -8,7 +8,7 @@ import pandas as pd
 from scipy import stats
 
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction.comparison import compare, select
+from fl_privacy_lib.reproduction.comparison import cells, compare, select
 from fl_privacy_lib.reproduction.verdict import RATIO_FACTOR, SEEDS, Outcome
 
 Test = dict[str, Any]
@@ -130,17 +130,21 @@ def _best(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
 
 
 def _bounded(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
-    """Ask that a metric be at least, or at most, a number or another metric of its cell."""
-    rows = frame[frame["metric"] == test["metric"]]
-    bound = test["bound"]
-    if isinstance(bound, str):  # a cell's rows stand together: both come in the cells' order
-        bound = frame[frame["metric"] == bound]["mean"].to_numpy()
-    gaps = rows["mean"].to_numpy() - bound
-    held = gaps <= 0 if test["check"] == "at_most" else gaps >= 0
-    return [
-        Outcome(None if why else bool(h), float(g), why)
-        for h, g, why in zip(held, gaps, rows["unfair"], strict=True)
-    ]
+    """Ask that a metric be at least, or at most, a number or another metric of its cell.
+
+    A metric `sure_…` is the lower end of an interval around the metric of that name; an interval
+    that includes the bound leaves the cell undecided.
+    """
+    metric, outcomes = test["metric"], []
+    for cell in (c for c in cells(frame) if metric in c):
+        bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
+        gap = cell[metric] - bound
+        middle = cell.get(metric.removeprefix("sure_"), cell[metric])
+        tied = gap < 0 <= 2 * middle - cell[metric] - bound
+        why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
+        held = gap <= 0 if test["check"] == "at_most" else gap >= 0
+        outcomes.append(Outcome(None if why else held, gap, why))
+    return outcomes
 
 
 CHECKS: dict[str, Callable[[Test, str, pd.DataFrame], list[Outcome]]] = {

@@ -124,7 +124,7 @@ def _note(
         case Status.REFUTED:
             return str(entry["refutation"].get("argument", ""))
         case Status.NOT_REPRODUCED:
-            why = [entry.get("because", ""), _gaps(outcomes)]
+            why = [entry.get("because", "").rstrip("."), _gaps(outcomes)]
         case Status.UNDECIDED:
             why = [found.note]
         case _:

@@ -277,8 +277,8 @@ def decide(evidence: Evidence) -> Verdict:
         return Verdict(Status.NOT_RUN)
     if not evidence.at_setting:
         return Verdict(Status.REDUCED_SETTING)
-    if not evidence.outcomes:  # some of what is to be compared is not recorded
-        return Verdict(Status.NOT_RUN)
+    if not evidence.outcomes:  # some of what is to be compared is not recorded, or cannot be
+        return Verdict(Status.UNDECIDED if evidence.lost else Status.NOT_RUN, note=evidence.lost)
     counter, outcomes = evidence.counter_examples, evidence.outcomes
     if any(counter):
         return Verdict(Status.REFUTED, sum(counter), len(counter))

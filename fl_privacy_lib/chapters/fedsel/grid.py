@@ -1,18 +1,20 @@
 """FedSel's recorded cells: which arms stand in which table (chapter 08).
 
 A cell is a row's key columns, the arms it is computed from, and what is computed. Nothing is
-computed here.
+computed here. Tables of trainings have one learning rate for all arms; `trial` gives each its best.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 from fl_privacy_lib.chapters.fedsel import mechanisms
-from fl_privacy_lib.chapters.fedsel.mechanisms import Noise, Signal, Time, slope
+from fl_privacy_lib.chapters.fedsel.mechanisms import Noise, Time, slope
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.training import (
     MODELS,
@@ -34,7 +36,10 @@ RATIOS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 BATCHES = (50, 100, 200, 400, 800)
 FIXED_ROUNDS = 45  # as many as the largest batch leaves in one epoch of ADULT
 
+FLAT = ("flat", "flat_unscaled")
+
 Results = list[Result]
+Panels = dict[str, list[Training]]
 
 
 def row_of(arms: tuple[Any, ...], values: Callable[[Results], Values], **keys: str) -> Row:
@@ -57,74 +62,39 @@ def accuracies(results: Results) -> Values:
     """Return the accuracy at the end and after a quarter of the rounds, its spread, and η."""
     curve = results[0]["curve"]  # [runs, checkpoints]
     last = numbers(curve[:, -1])
-    # the standard error of a std is std / √(2n)
-    spread = {"mean": last["std"], "std": last["std"] / 2**0.5, "n": last["n"]}
-    early = numbers(curve[:, max(0, round(curve.shape[1] / 4) - 1)])
-    rate = numbers([float(results[0]["server_lr"])])
     return {
         "accuracy": last,
-        "accuracy_at_a_quarter": early,
-        "spread": spread,
-        "learning_rate": rate,
+        "accuracy_at_a_quarter": numbers(curve[:, max(0, round(curve.shape[1] / 4) - 1)]),
+        # the standard error of a std is std / √(2n)
+        "spread": {"mean": last["std"], "std": last["std"] / 2**0.5, "n": last["n"]},
+        "learning_rate": numbers([float(results[0]["server_lr"])]),
     }
 
 
-def points_of(results: Results) -> list[np.ndarray]:
-    """Return every arm's last accuracies in percent, [runs]; they differ by percentage points."""
-    return [100 * result["curve"][:, -1] for result in results]
-
-
-def _lower_limit(values: np.ndarray) -> dict[str, Any]:
-    """Return the mean less two of its standard errors: above 0, the runs agree that it is."""
-    over_runs = numbers(values)
-    return numbers([over_runs["mean"] - 2 * over_runs["std"] / over_runs["n"] ** 0.5])
+def least(values: np.ndarray) -> float:
+    """Return the lower end of the mean's two-sided 95 % t-interval, values [runs]."""
+    error = values.std(ddof=1) / len(values) ** 0.5
+    return float(values.mean() - t.ppf(0.975, len(values) - 1) * error)
 
 
 def gain_and_loss(results: Results) -> Values:
-    """Return Table 3's quantities, in percentage points.
+    """Return Table 3's quantities, in percentage points, and the learning rates of the three arms.
 
     gain: control - flat; loss: control - within. Both formulas are lost; these fit their
-    description. Beside them the share of the gain, where there surely is one, of an arm that
-    selects nothing and only leaves out the factor d/k.
+    description. Where all three arms learn, also what is sure of a gain and of its excess.
 
     Parameters
     ----------
-    results : of the arms within, control, flat and flat unscaled
+    results : of the arms within, control and flat
     """
-    within, control, flat, unscaled = points_of(results)
-    gain, without = control - flat, unscaled - flat
-    share = float(without.mean() / gain.mean()) if _lower_limit(gain)["mean"] > 0 else 0.0
-    return {
-        "gain": numbers(gain),
-        "loss": numbers(control - within),
-        "gain_without_selection": numbers(without),
-        "advantage": numbers(within - flat),
-        "share_without_selection": numbers([share]),
-        "gain_over_loss": numbers(gain - (control - within)),
-        # above 0: there surely is a gain, and surely more than half of it comes without a selection
-        "majority_without_selection": numbers(
-            [min(_lower_limit(gain)["mean"], _lower_limit(without - gain / 2)["mean"])]
-        ),
-    }
-
-
-def split(results: Results) -> Values:
-    """Return what scaling, step size and selection bring, in percentage points.
-
-    Parameters
-    ----------
-    results : of the arms tuned, flat unscaled tuned, flat unscaled, and flat
-    """
-    tuned, step, unscaled, flat = points_of(results)
-    return {
-        "scaling": numbers(unscaled - flat),
-        "step": numbers(step - unscaled),
-        "selection": numbers(tuned - step),
-        "selection_at_least": _lower_limit(tuned - step),
-        "whole": numbers(tuned - flat),
-        "learning_rate": numbers([float(results[0]["server_lr"])]),
-        "learning_rate_without": numbers([float(results[1]["server_lr"])]),
-    }
+    within, control, flat = (100 * result["curve"][:, -1] for result in results)
+    parts = {"gain": control - flat, "loss": control - within, "gain_over_loss": within - flat}
+    values = {name: numbers(part) for name, part in parts.items()}
+    values["learns"] = numbers([all(r["learns"] for r in results)])
+    if values["learns"]["mean"]:
+        values |= {f"sure_{n}": numbers([least(parts[n])]) for n in ("gain", "gain_over_loss")}
+    rates = zip(("", "_control", "_flat"), results, strict=True)
+    return values | {f"learning_rate{n}": numbers([float(r["server_lr"])]) for n, r in rates}
 
 
 def base(settings: FedSel, dataset: str, model: str = "logistic_regression") -> Training:
@@ -145,104 +115,78 @@ def base(settings: FedSel, dataset: str, model: str = "logistic_regression") -> 
     )
 
 
-def _table_3(settings: FedSel) -> list[Row]:
-    cells = []
-    for dataset, model in ROWS:
-        for epsilon in BUDGETS:
-            for method in SELECTIONS:
-                arm = replace(base(settings, dataset, model), epsilon=epsilon, send=method)
-                arms = (
-                    arm,
-                    replace(arm, budget="control"),
-                    replace(arm, send="flat"),
-                    replace(arm, send="flat_unscaled"),
-                )
-                cells.append(row_of(arms, gain_and_loss, method=method))
-    return cells
+def combine(arms: list[Training], **values: tuple[Any, ...]) -> list[Training]:
+    """Return the arms with every combination of the values."""
+    choices = [dict(zip(values, c, strict=True)) for c in itertools.product(*values.values())]
+    return [replace(arm, **choice) for arm in arms for choice in choices]
 
 
-def _panel(panel: str, arms: list[Training]) -> list[Row]:
-    return [row_of((arm,), accuracies, panel=panel, method=arm.method) for arm in arms]
+def figure_2(settings: FedSel) -> Panels:
+    """Return the arms of Fig. 2."""
+    rows = [base(settings, *row) for row in ROWS]
+    syn_l, syn_h, adult = (base(settings, name) for name in ("syn_l", "syn_h", "adult_123"))
+    bare = combine([syn_l, syn_h, adult], value=("none",))
+    twice = [replace(adult, epochs=2)]
+    private = {"epsilon": BUDGETS, "send": SELECTIONS}
+    return {
+        "selection_only": [
+            *combine(bare, send=("full", "random", "top_k")),
+            *combine(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)),
+        ],
+        "two_stage": [
+            *combine(rows, value=("none",), send=("full",)),
+            *combine(rows, epsilon=BUDGETS, send=FLAT),
+            *combine(rows, **private, budget=("within", "control")),
+        ],
+        "two_epochs": [
+            *combine(twice, epsilon=BUDGETS, send=FLAT),
+            *combine(twice, **private, memory=(True, False)),
+        ],
+        "other_perturbation": combine(
+            [adult], epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)
+        ),
+        "compressed": combine(
+            [syn_l, adult], epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS)
+        ),
+    }
 
 
-def _combine(arm: Training, **values: tuple[Any, ...]) -> list[Training]:
-    """Return the arm with every combination of the values."""
-    arms = [arm]
-    for name, choices in values.items():
-        arms = [replace(a, **{name: choice}) for a in arms for choice in choices]
-    return arms
+def figure_3(settings: FedSel) -> Panels:
+    """Return the arms of Fig. 3."""
+    adult = [base(settings, "adult_123")]
+    fixed, epochs = combine(adult, rounds=(FIXED_ROUNDS,), batch=BATCHES), (1, 2)
+    private = {"epsilon": BUDGETS, "send": SELECTIONS}
+    return {
+        "accumulation": [
+            *combine(adult, epochs=epochs, epsilon=BUDGETS, send=("flat",)),
+            *combine(adult, memory=(True,), epochs=epochs, **private, raw=(True, False)),
+        ],
+        "ratio": [
+            *combine(adult, epsilon=(0.5, 1.0, 4.0), send=FLAT),
+            *combine(adult, epsilon=(0.5, 1.0, 4.0), send=SELECTIONS, ratio=RATIOS),
+        ],
+        "batch_size": [
+            *combine(fixed, send=FLAT),
+            *combine(fixed, send=SELECTIONS, budget=("rule",)),
+        ],
+    }
 
 
-def _figure_2(settings: FedSel) -> list[Row]:
-    cells, adult = [], base(settings, "adult_123")
-    for dataset in ("syn_l", "syn_h", "adult_123"):
-        bare = replace(base(settings, dataset), value="none")
-        cells += _panel("selection_only", _combine(bare, send=("full", "random", "top_k")))
-        cells += _panel("selection_only", _combine(bare, send=SELECTIONS, epsilon=(*BUDGETS, 8.0)))
-    for dataset, model in ROWS:
-        arm = base(settings, dataset, model)
-        cells += _panel("two_stage", _combine(replace(arm, value="none"), send=("full",)))
-        cells += _panel(
-            "two_stage", _combine(arm, epsilon=BUDGETS, send=("flat", "flat_unscaled", *SELECTIONS))
-        )
-        cells += _panel(
-            "two_stage", _combine(arm, epsilon=BUDGETS, send=SELECTIONS, budget=("control",))
-        )
-    twice = replace(adult, epochs=2)
-    cells += _panel("two_epochs", _combine(twice, epsilon=BUDGETS, send=("flat", "flat_unscaled")))
-    cells += _panel(
-        "two_epochs", _combine(twice, epsilon=BUDGETS, send=SELECTIONS, memory=(True, False))
-    )
-    cells += _panel(
-        "other_perturbation",
-        _combine(adult, epsilon=BUDGETS, send=("flat", "ps"), value=tuple(VALUES)),
-    )
-    for dataset in ("syn_l", "adult_123"):
-        arm = base(settings, dataset)
-        cells += _panel(
-            "compressed", _combine(arm, epsilon=BUDGETS, send=("flat", "compressed", *SELECTIONS))
-        )
-    return cells
+def _figure(panels: Callable[[FedSel], Panels], settings: FedSel) -> list[Row]:
+    return [
+        row_of((arm,), accuracies, panel=panel, method=arm.method)
+        for panel, arms in panels(settings).items()
+        for arm in arms
+    ]
 
 
-def _figure_3(settings: FedSel) -> list[Row]:
-    adult = base(settings, "adult_123")
-    flat = ("flat", "flat_unscaled")
-    remembering = replace(adult, memory=True)
-    cells = _panel("accumulation", _combine(adult, epochs=(1, 2), epsilon=BUDGETS, send=("flat",)))
-    cells += _panel(
-        "accumulation",
-        _combine(remembering, epochs=(1, 2), epsilon=BUDGETS, send=SELECTIONS, raw=(True, False)),
-    )
-    for epsilon in (0.5, 1.0, 4.0):
-        arm = replace(adult, epsilon=epsilon)
-        cells += _panel("ratio", _combine(arm, send=flat)) + _panel(
-            "ratio", _combine(arm, send=SELECTIONS, ratio=RATIOS)
-        )
-    fixed = replace(adult, rounds=FIXED_ROUNDS)
-    cells += _panel("batch_size", _combine(fixed, batch=BATCHES, send=flat))
-    return cells + _panel(
-        "batch_size", _combine(fixed, batch=BATCHES, send=SELECTIONS, budget=("rule",))
-    )
-
-
-def _controls(settings: FedSel) -> list[Row]:
-    cells = []
-    for dataset, model in ROWS:
-        for epsilon in (1.0, 4.0):
-            for method in SELECTIONS:
-                arm = replace(
-                    base(settings, dataset, model), epsilon=epsilon, send=method, tuned=True
-                )
-                flat = replace(arm, send="flat_unscaled")
-                arms = (
-                    arm,
-                    flat,
-                    replace(flat, tuned=False),
-                    replace(flat, tuned=False, send="flat"),
-                )
-                cells.append(row_of(arms, split, method=method))
-    return cells
+def table_3(settings: FedSel) -> list[tuple[Training, ...]]:
+    """Return the arms of Table 3's cells: within, control and flat."""
+    rows = [base(settings, *row) for row in ROWS]
+    return [
+        (arm, replace(arm, budget="control"), replace(arm, send="flat"))
+        for arm in combine(rows, epsilon=BUDGETS, send=SELECTIONS)
+    ]
 
 
 def _theorem_4_1(settings: FedSel) -> list[Row]:
@@ -256,13 +200,11 @@ def _theorem_4_1(settings: FedSel) -> list[Row]:
         }
 
     cells = []
-    for solution in mechanisms.SOLUTIONS:
-        for varied, values in mechanisms.SERIES.items():
-            series = tuple(
-                Noise(solution, varied, float(v), settings.draws, settings.seed) for v in values
-            )
-            cells += [row_of((point,), errors) for point in series]
-            cells.append(row_of(series, partial(_exponents, series), value="all"))
+    for solution, varied in itertools.product(mechanisms.SOLUTIONS, mechanisms.SERIES):
+        points = (float(value) for value in mechanisms.SERIES[varied])
+        series = tuple(Noise(solution, varied, v, settings.draws, settings.seed) for v in points)
+        cells += [row_of((point,), errors) for point in series]
+        cells.append(row_of(series, partial(_exponents, series), value="all"))
     return cells
 
 
@@ -280,19 +222,6 @@ def _exponents(series: tuple[Noise, ...], results: Results) -> Values:
     return {name: numbers([value]) for name, value in exponents.items()}
 
 
-def _signal(settings: FedSel) -> list[Row]:
-    def gain(point: Signal, results: Results) -> Values:
-        return {"gain": numbers(results[0]["gain"]), "predicted_gain": numbers([point.predicted])}
-
-    points = [
-        Signal(method, epsilon, spread, draws=settings.draws, seed=settings.seed)
-        for method in SELECTIONS
-        for epsilon in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
-        for spread in (0.05, 0.5)
-    ]
-    return [row_of((point,), partial(gain, point)) for point in points]
-
-
 def _selection_time(settings: FedSel) -> list[Row]:
     def microseconds(results: Results) -> Values:
         return {"microseconds": numbers(results[0]["microseconds"])}
@@ -303,23 +232,17 @@ def _selection_time(settings: FedSel) -> list[Row]:
 
     cells = []
     sizes = [d for d in (10, 30, 100, 300, 1000, 3000, 10_000) if d <= settings.largest_dimension]
-    for engine in ("as_written", "ours"):
-        for method in SELECTIONS:
-            series = tuple(
-                Time(method, engine, d, settings.draws, seed=settings.seed) for d in sizes
-            )
-            cells += [row_of((point,), microseconds) for point in series]
-            cells.append(row_of(series, partial(exponent, series), dimensions="all"))
+    for engine, method in itertools.product(("as_written", "ours"), SELECTIONS):
+        series = tuple(Time(method, engine, d, settings.draws, seed=settings.seed) for d in sizes)
+        cells += [row_of((point,), microseconds) for point in series]
+        cells.append(row_of(series, partial(exponent, series), dimensions="all"))
     return cells
 
 
 TABLES: dict[str, Callable[[FedSel], list[Row]]] = {
     "fedsel/theorem_4_1": _theorem_4_1,
-    "fedsel/signal": _signal,
     "fedsel/selection_time": _selection_time,
-    "fedsel/table_3": _table_3,
-    "fedsel/figure_2": _figure_2,
-    "fedsel/figure_3": _figure_3,
-    "fedsel/controls": _controls,
+    "fedsel/figure_2": partial(_figure, figure_2),
+    "fedsel/figure_3": partial(_figure, figure_3),
 }
 """Table → its rows at some settings, in the order in which they are recorded."""

@@ -1,4 +1,4 @@
-"""FedSel's mechanisms without training: noise, signal over noise, selection time (chapter 08)."""
+"""FedSel's mechanisms without training: noise and selection time (chapter 08)."""
 
 import math
 import time
@@ -31,7 +31,6 @@ All stay within the batch sizes of Table 1.
 """
 # β of Theorem 4.1: the bound that half of the draws keep, since their mean is compared
 FAILURE = 0.5
-GROUPS = 10  # of draws, for the spread of a ratio
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,9 @@ def means(stage: Stage, x: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
     x : the clients' vectors, [n, d]
     draws, seed : repetitions with other randomness
     """
-    out = []
-    for draw in range(draws):
-        ctx = Context(0, range(len(x)), [keyed_generator(x.device, seed, draw)])
-        out.append(stage({"w": x}, ctx)["w"].mean(0))
-    return torch.stack(out)
+    generators = (keyed_generator(x.device, seed, draw) for draw in range(draws))
+    contexts = (Context(0, range(len(x)), [generator]) for generator in generators)
+    return torch.stack([stage({"w": x}, ctx)["w"].mean(0) for ctx in contexts])
 
 
 def _stages(point: Noise) -> tuple[Stage, Stage]:
@@ -107,12 +104,8 @@ def _stages(point: Noise) -> tuple[Stage, Stage]:
             return x
 
         return Perturbed(whole), Perturbed(unperturbed)
-    top = top_of(TOP_SHARE, d)
-    select = (
-        RandomChoice()
-        if point.solution == "flat_unscaled"
-        else selection("ps", RATIO * epsilon, top)
-    )
+    private = selection("ps", RATIO * epsilon, top_of(TOP_SHARE, d))
+    select = RandomChoice() if point.solution == "flat_unscaled" else private
     return TwoStage(select, Piecewise(epsilon)), TwoStage(select)
 
 
@@ -148,53 +141,6 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     2.0
     """
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
-
-@dataclass(frozen=True)
-class Signal:
-    """Signal over noise of the mean's top coordinates: a private selection against a uniform one.
-
-    Parameters
-    ----------
-    spread : how far clients lie from the common mean: 0.05, all have the same top coordinates; 0.5,
-        they differ
-    """
-
-    method: str
-    epsilon: float  # of the selection
-    spread: float
-    dimensions: int = 100
-    clients: int = 1000
-    draws: int = 100
-    seed: int = 0
-
-    @property
-    def predicted(self) -> float:
-        """√(d P_j) of a top coordinate j."""
-        top = top_of(TOP_SHARE, self.dimensions)
-        selects: Any = selection(self.method, self.epsilon, top)
-        distribution = selects.probabilities_given(np.arange(self.dimensions))
-        return math.sqrt(
-            self.dimensions * float(distribution[self.dimensions - top : self.dimensions].mean())
-        )
-
-
-def measure_signal(point: Signal) -> dict[str, Any]:
-    """Return the gain in signal over noise, mean / std of the top coordinates.
-
-    Returns
-    -------
-    gain : [groups], the private selection's ratio over that of a uniform one
-    """
-    top = top_of(TOP_SHARE, point.dimensions)
-    x = vectors(point.clients, point.dimensions, point.spread, point.seed)
-    ratios = []
-    for select in (selection(point.method, point.epsilon, top), RandomChoice()):
-        sent = means(TwoStage(select, Piecewise(1.0)), x, point.draws, point.seed)[:, :top]
-        each = point.draws // GROUPS
-        groups = sent[: GROUPS * each].unflatten(0, (GROUPS, each))  # [groups, draws, top]
-        ratios.append(groups.mean((1, 2)) / groups.var(1).mean(1).sqrt())
-    return {"gain": (ratios[0] / ratios[1]).numpy()}
 
 
 @dataclass(frozen=True)
@@ -267,12 +213,11 @@ def measure_time(point: Time) -> dict[str, Any]:
     """
     rng, top = np.random.default_rng(point.seed), top_of(TOP_SHARE, point.dimensions)
     scores = rng.random((max(4, 100_000 // point.dimensions), point.dimensions), dtype=np.float32)
-    if point.engine == "as_written":
-        written = as_written(point.method, point.epsilon, top, point.dimensions)
-        run: Callable[[], Any] = partial(written, scores, rng)
-    else:
-        select = selection(point.method, point.epsilon, top)
-        run = partial(select, torch.tensor(scores), torch.Generator())
+    written = as_written(point.method, point.epsilon, top, point.dimensions)
+    ours = partial(selection(point.method, point.epsilon, top), torch.tensor(scores))
+    run: Callable[[], Any] = partial(written, scores, rng)
+    if point.engine == "ours":
+        run = partial(ours, torch.Generator())
     run()
     seconds = []
     for _ in range(point.draws):
@@ -282,8 +227,6 @@ def measure_time(point: Time) -> dict[str, Any]:
     return {"microseconds": 1e6 * np.sort(seconds)[: -(-point.draws // 2)] / len(scores)}
 
 
-def measure(point: Noise | Signal | Time) -> dict[str, Any]:
+def measure(point: Noise | Time) -> dict[str, Any]:
     """Return a point's arrays."""
-    if isinstance(point, Noise):
-        return measure_noise(point)
-    return measure_signal(point) if isinstance(point, Signal) else measure_time(point)
+    return measure_noise(point) if isinstance(point, Noise) else measure_time(point)

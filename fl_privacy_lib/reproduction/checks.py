@@ -147,10 +147,10 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     return outcomes
 
 
+PRINTED = ("values", "accounted", "ratio")
+"""The tests that compare with printed values."""
 CHECKS: dict[str, Callable[[Test, str, pd.DataFrame], list[Outcome]]] = {
-    "values": _values,
-    "accounted": _values,
-    "ratio": _values,
+    **dict.fromkeys(PRINTED, _values),
     "rate_above": _rate,
     "rate_below": _rate,
     "fewer_iterations": _fewer_iterations,

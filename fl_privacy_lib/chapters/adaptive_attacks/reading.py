@@ -12,6 +12,7 @@ from fl_privacy_lib.reproduction.figures import Banded, named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.tables import RESILIENCE, Row, Table, beside, number, rate
+from fl_privacy_lib.reproduction.verdict import design_effect
 
 TABLE_3 = "fed_alpha_cdp/table_3"
 SOURCES = ("fed_cdp/table_7", TABLE_3, f"{TABLE_3}_rest")
@@ -62,14 +63,17 @@ def live_curve(
     results: dict[Any, dict[str, Any]], metric: str = "attack_success_rate"
 ) -> list[Banded]:
     """Return the same of cells that were just run: cell → its result."""
-    points = [(cell.level, summary(result, cell.seeds)[metric]) for cell, result in results.items()]
+    points = []
+    for cell, result in results.items():
+        p = summary(result, cell.seeds)[metric]
+        effect = design_effect([p["mean"]], [p["std"]], cell.seeds, int(p["n"]) // cell.seeds)
+        points.append((cell.level, p | {"effective": p["n"] / effect}))
     return [(level, p["mean"], *_band(p, metric)) for level, p in points]
 
 
 def _band(point: dict[str, Any], metric: str) -> tuple[float, float]:
     if metric == "attack_success_rate":
-        count = float(point.get("effective", point["n"]))
-        return wilson_interval(point["mean"] * count, count)
+        return wilson_interval(point["mean"] * point["effective"], point["effective"])
     return point["mean"] - point["std"], point["mean"] + point["std"]
 
 

@@ -131,9 +131,10 @@ def _note(
             why = [found.note]
         case _:
             why = []
-    return "; ".join(
-        part for part in (*why, *_departures(entry, full), _coverage(entry, full)) if part
-    )
+    search = trial_of(entry["table"]).get("search")
+    tried = f"every rate tried: results/measured/{search}.csv" if search and why else ""
+    parts = (*why, *_departures(entry, full), _coverage(entry, full), tried)
+    return "; ".join(part for part in parts if part)
 
 
 def _gaps(outcomes: list[Outcome]) -> str:

@@ -57,7 +57,7 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
         judged=judged,
         effective=_effective(rows),
     )
-    if not trial:
+    if "readings" not in trial:
         return rows.assign(unfair="", learns=True)
     wide = cells(rows)
     reasons = {tuple(cell["key"].values()): (why_unfair(cell), learns(cell)) for cell in wide}

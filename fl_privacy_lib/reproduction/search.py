@@ -90,8 +90,9 @@ def search(tries: Tries, stages: Sequence[tuple[int, int]], steps: Sequence[int]
     Notes
     -----
     The best of a stage that lies at the edge of the rates that the stage ran extends it there,
-    twice at most, unless it gains less than its standard error over its neighbour. So a rate that
-    a short stage dropped comes back where a longer one leans towards it. A rate that does not learn
+    twice at most, unless it gains less than its standard error over its neighbour. Noise adds up
+    over the rounds, so short stages favour large steps: each longer one also runs the step below
+    the smallest that goes on. A rate that does not learn
     comes after all that do, and is chosen only where none does. A stage in which none learns drops
     no rate: it has no evidence.
     """
@@ -115,6 +116,8 @@ def search(tries: Tries, stages: Sequence[tuple[int, int]], steps: Sequence[int]
         entered = sorted(results, key=lambda s: _merit(results[s]), reverse=True)
         if results[entered[0]].learns:
             entered = entered[:going_on]
+            if rounds != stages[-1][0]:
+                entered.append(min(entered) - 1)
     return Search(tuple(asked), rate_at(entered[0]), results[entered[0]].learns)
 
 

@@ -271,7 +271,7 @@ class Column:
 POPULATIONS = tuple(
     (k, round(k * share)) for k in (100, 1000, 10_000) for share in (0.05, 0.1, 0.2, 0.5)
 )
-SHORT = ((100, 5), (100, 10), (100, 20))
+SHORT = ((100, 5), (100, 10))
 
 
 def _printed(
@@ -322,7 +322,7 @@ PARTS = {
     "learning_rates": Column("learning_rates", (*PAPER, "digits"), learning_rates),
     **_table_2(*POPULATIONS[:3]),
     **_over_data("", "cancer", "cancer_z", "adult", "adult_z"),
-    **_printed("noise", ("mnist",), partial(noise, tuple((10, z) for z in SWEEP))),
+    **_printed("noise", ("mnist",), partial(noise, tuple((10, z) for z in SWEEP)), long=True),
     "utility": Column("utility", ("mnist",), utility),
     "figure_3": Column("figure_3", ("mnist",), figure_3),
     "variants": Column("variants", ("mnist",), variants),
@@ -332,6 +332,7 @@ PARTS = {
         ("mnist",),
         partial(noise, ((5, 1.0), (20, 2.0), (5, 0.5), (20, 1.0))),
         "noise_over_clients",
+        long=True,
     ),
     **_table_2(*POPULATIONS[3:6]),
     **_printed("strongest_case", ("mnist",), strongest_case, long=True),

@@ -267,7 +267,7 @@ def test_what_a_paper_leaves_out_leaves_a_claim_undecided(tmp_path):
     write_trained(tmp_path, ({"method": "fed_cdp"}, {"accuracy": 0.804}))
     assert claims.verdict(entry(**VALUES, lost=lost), tmp_path).status == "reproduced"
     unfair = claims.verdict(entry(**VALUES, unfair="the attack was not tuned"), tmp_path)
-    assert (unfair.status, unfair.note) == ("undecided", "the attack was not tuned")
+    assert unfair.status == "undecided" and unfair.note.startswith("the attack was not tuned")
 
 
 def test_every_claim_that_does_not_hold_says_why():

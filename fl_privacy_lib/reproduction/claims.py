@@ -67,6 +67,7 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
 def judge(compared: Iterable[Comparison]) -> Verdict:
     """Return the verdict on published values that stand together: a value, or a row of a table."""
     ran = [c for c in compared if c.cell and c.outcome and c.cell["judged"]]
+    ran = [c for c in ran if c.cell and c.cell["at_setting"]] or ran  # what ran at less stands back
     return decide(
         Evidence(
             bool(ran),

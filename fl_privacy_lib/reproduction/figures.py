@@ -253,8 +253,9 @@ def panels(
 
 def _plain_ticks(axes: Axes, values: set[float]) -> None:
     """Label a logarithmic axis with the few values that were measured, in plain numbers."""
-    if 1 < len(values) <= 8:
-        axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
+    labels = [f"{value:g}" for value in sorted(values)]
+    if 1 < len(values) <= 8 and len("".join(labels)) <= 28:  # longer ones would overlap
+        axes.set_xticks(sorted(values), labels)
         axes.xaxis.set_minor_locator(NullLocator())
 
 

@@ -1,6 +1,6 @@
 """From stored arrays to the parts of a data set: scaled, and cut for training and validation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -131,6 +131,16 @@ def cut_three_to_one(x: np.ndarray, y: np.ndarray, classes: Sequence[str]) -> Pa
     return Parts(x[:cut], y[:cut], x[cut:], y[cut:], x[:0], y[:0], tuple(classes))
 
 
+def _scaled(parts: Parts, scale: Callable[[np.ndarray], np.ndarray]) -> Parts:
+    """Return the parts with every example scaled."""
+    return replace(
+        parts,
+        train_x=scale(parts.train_x),
+        validation_x=scale(parts.validation_x),
+        test_x=scale(parts.test_x),
+    )
+
+
 def scaled_by_training(parts: Parts) -> Parts:
     """Return tabular parts, float32, each column scaled by its range over the training examples.
 
@@ -143,12 +153,7 @@ def scaled_by_training(parts: Parts) -> Parts:
     def scale(x: np.ndarray) -> np.ndarray:
         return np.clip((x - low) / span, 0, 1).astype(np.float32)
 
-    return replace(
-        parts,
-        train_x=scale(parts.train_x),
-        validation_x=scale(parts.validation_x),
-        test_x=scale(parts.test_x),
-    )
+    return _scaled(parts, scale)
 
 
 def standardised(parts: Parts) -> Parts:
@@ -161,12 +166,7 @@ def standardised(parts: Parts) -> Parts:
     def scale(x: np.ndarray) -> np.ndarray:
         return ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
 
-    return replace(
-        parts,
-        train_x=scale(parts.train_x),
-        validation_x=scale(parts.validation_x),
-        test_x=scale(parts.test_x),
-    )
+    return _scaled(parts, scale)
 
 
 def build_lfw(arrays: Arrays) -> Parts:

@@ -132,17 +132,18 @@ def _best(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
 def _bounded(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     """Ask that a metric be at least, or at most, a number or another metric of its cell.
 
-    A metric `sure_…` is the lower end of an interval around the metric of that name; an interval
-    that includes the bound leaves the cell undecided.
+    A metric `sure_…` is the lower end of an interval around the metric of that name: where it has
+    to be at least a bound that the interval includes, the cell is undecided.
     """
     metric, outcomes = test["metric"], []
     for cell in (c for c in cells(frame) if metric in c):
         bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
         gap = cell[metric] - bound
         middle = cell.get(metric.removeprefix("sure_"), cell[metric])
-        tied = gap < 0 <= 2 * middle - cell[metric] - bound
+        most = test["check"] == "at_most"
+        tied = not most and gap < 0 <= 2 * middle - cell[metric] - bound
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
-        held = gap <= 0 if test["check"] == "at_most" else gap >= 0
+        held = gap <= 0 if most else gap >= 0
         outcomes.append(Outcome(None if why else held, gap, why))
     return outcomes
 

@@ -25,8 +25,8 @@ from fl_privacy_lib.reproduction.verdict import (
 
 JUDGED = ["at_setting", "judged", "unfair", "learns", "effective"]
 """What `measured` says of each row, beside its columns."""
-VALUES = {"": "mean", "_std": "std", "_n": "n", "_effective": "effective"}
-RATES = ("attack_success_rate", "success_by_50")
+METRIC_PARTS = {"": "mean", "_std": "std", "_n": "n", "_effective": "effective"}
+SUCCESS_RATES = ("attack_success_rate", "success_by_50")
 INNER_STEPS = 20  # of every optimiser in an attack iteration
 
 
@@ -48,15 +48,11 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=["metric", *JUDGED])
     rows = _read(path, path.stat().st_mtime_ns)
-    trial, wide = trial_of(table), None
+    trial = trial_of(table)
     judged = pd.Series(True, index=rows.index)
     for column, allowed in next(iter(trial.get("readings", {}).values()), {}).items():
         judged &= rows[column].isin([str(value) for value in allowed])
-    rows = rows.assign(
-        at_setting=at_setting(rows, published_setting(table)),
-        judged=judged,
-        effective=_effective(rows),
-    )
+    rows = rows.assign(at_setting=at_setting(rows, published_setting(table)), judged=judged)
     if "readings" not in trial:
         return rows.assign(unfair="", learns=True)
     wide = cells(rows)
@@ -69,7 +65,7 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
 def _effective(rows: pd.DataFrame) -> "pd.Series[float]":
     """Return how many independent images each success rate rests on, [rows]; else n."""
     effective = rows["n"].astype(float)
-    rates = rows[rows["metric"].isin(RATES)] if "victims" in rows else rows.iloc[:0]
+    rates = rows[rows["metric"].isin(SUCCESS_RATES)] if "victims" in rows else rows.iloc[:0]
     for (_, n, seeds), alike in rates.groupby(["metric", "n", "seeds"]):
         images = int(n) // int(seeds)
         effect = design_effect(list(alike["mean"]), list(alike["std"]), int(seeds), images)
@@ -79,7 +75,8 @@ def _effective(rows: pd.DataFrame) -> "pd.Series[float]":
 
 @functools.lru_cache(maxsize=128)
 def _read(path: Path, changed: int) -> pd.DataFrame:  # many claims rest on one table
-    return read_record(path)
+    rows = read_record(path)
+    return rows.assign(effective=_effective(rows))
 
 
 def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:
@@ -110,15 +107,7 @@ def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[
             k: row[k] for k in keys
         }  # a budget is a key column and a metric of one name
         cell = found.setdefault(tuple(row[k] for k in keys), there)
-        cell |= {
-            row["metric"] + name: row.get(part)
-            for name, part in (
-                ("", "mean"),
-                ("_std", "std"),
-                ("_n", "n"),
-                ("_effective", "effective"),
-            )
-        }
+        cell |= {row["metric"] + name: row.get(part) for name, part in METRIC_PARTS.items()}
     return [_derived(cell) for cell in found.values()]
 
 

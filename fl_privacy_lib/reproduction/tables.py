@@ -256,11 +256,10 @@ def values_table() -> Table:
             for c in compare(table, measured(table)):
                 if c.printed and c.cell and c.cell["judged"]:
                     groups.setdefault((table, *map(str, c.printed.values())), []).append(c)
-        verdicts = [judge(group).status for group in groups.values()]
-        counts = Counter(verdicts)
+        counts = Counter(judge(group).status for group in groups.values())
         rows.append([
             named(folder.name), sum(len(load_published(table)) for table in tables),
-            len(verdicts), len(verdicts) - counts[Status.REDUCED_SETTING],
+            counts.total(), counts.total() - counts[Status.REDUCED_SETTING],
             counts[Status.REPRODUCED], counts[Status.EXCEEDED],
         ])  # fmt: skip
     rows.append(["all", *(sum(row[i] for row in rows) for i in range(1, 6))])

@@ -88,7 +88,7 @@ def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -
     return abs(mean - float(printed)) <= tolerance * (1 + 1e-9)  # 0.2 - 0.1 is not 0.1
 
 
-def at_guess(accuracy: float, std: float, seeds: int, guess: float, examples: int) -> bool:
+def at_guess(accuracy: float, std: float, seeds: int, guess: float, examples: float) -> bool:
     """Return whether an accuracy is no better than that of what has not learned.
 
     It has to be more than three standard errors above it: its own over the seeds, or that of the
@@ -178,9 +178,8 @@ def why_unfair(cell: Mapping[str, Any]) -> str:
         return "some learning rates were not searched in their own cells"
     if int(cell["seeds"]) < SEEDS and int(cell["participants"]) < TAKEN_OVER_FROM:
         return f"some cells have {cell['seeds']} of {SEEDS} seeds"
-    lost = cell.get("diverged", 0) > 0 and learns(
-        cell
-    )  # where none learns, the guess is the result
+    # where none learns, the guess is the result
+    lost = cell.get("diverged", 0) > 0 and learns(cell)
     return "some trainings diverged at the chosen rate" if lost else ""
 
 
@@ -287,8 +286,7 @@ def decide(evidence: Evidence) -> Verdict:
         return Verdict(Status.REPRODUCED, *counts)
     if evidence.lost:
         return Verdict(Status.UNDECIDED, *counts, evidence.lost)
-    failed = [o for o in outcomes if o.held is False and not o.exceeded]
-    if failed:
+    if any(o.held is False and not o.exceeded for o in outcomes):
         return Verdict(Status.NOT_REPRODUCED, *counts)
     undecided = [o.why for o in outcomes if o.held is None]
     if undecided:

@@ -37,7 +37,9 @@ from fl_privacy_lib.defenses.selection import (
 from fl_privacy_lib.defenses.two_stage import Perturbed, Select, TwoStage, allocate, local_privacy
 from fl_privacy_lib.federated import MarginLoss, simulate_reports
 from fl_privacy_lib.federated.rounds import Examples
+from fl_privacy_lib.reproduction.experiments.training import best_constant
 from fl_privacy_lib.reproduction.loading import load_cached, load_if_available
+from fl_privacy_lib.reproduction.verdict import at_guess
 from fl_privacy_lib.sampling import Plan
 
 VALUES: dict[str, type[Perturbation]] = {
@@ -241,10 +243,8 @@ def records(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
 @functools.cache
 def larger_class(dataset: str) -> float | None:
     """Return the larger class's share of a data set's records; None where its files are absent."""
-    if load_if_available(dataset) is None:
-        return None
-    labels = records(dataset)[1].numpy()
-    return float(np.bincount(labels).max() / len(labels))
+    here = load_if_available(dataset) is not None
+    return best_constant(records(dataset)[1]) if here else None
 
 
 def folds_of(examples: int, folds: int, repetition: int, seed: int) -> list[np.ndarray]:
@@ -311,7 +311,7 @@ def learns(accuracies: Sequence[float], point: Training) -> bool:
     """
     guess = larger_class(point.dataset) or 0.0
     tested = len(records(point.dataset)[1]) * min(1.0, len(accuracies) / point.folds)
-    return float(np.mean(accuracies)) > guess + 3 * (guess * (1 - guess) / tested) ** 0.5
+    return not at_guess(float(np.mean(accuracies)), 0.0, 1, guess, tested)
 
 
 def measure(point: Training) -> dict[str, Any]:

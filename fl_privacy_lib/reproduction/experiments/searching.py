@@ -15,7 +15,7 @@ import pandas as pd
 from fl_privacy_lib.reproduction.comparison import cells
 from fl_privacy_lib.reproduction.experiment import Result, Row
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
-from fl_privacy_lib.reproduction.experiments.training import SMALL, Training, folds_of, point_of
+from fl_privacy_lib.reproduction.experiments.training import SMALL, Training, fold_count, point_of
 from fl_privacy_lib.reproduction.records import Values, numbers
 from fl_privacy_lib.reproduction.search import Search, Tries, Try, search, stages_of, step_near
 from fl_privacy_lib.reproduction.verdict import learns
@@ -111,7 +111,7 @@ def searches(table: Iterable[Cell], tried: Tried) -> list[Row]:
     points = []
     for cell in table:
         examples = setup_of(cell.point.dataset).examples
-        seeds = folds_of(examples) if examples < SMALL else 1
+        seeds = fold_count(examples) if examples < SMALL else 1
         points += [
             replace(cell.point, rounds=rounds, local_lr=rate, held_out=True, seeds=seeds)
             for rounds, rate in cell.search(tried).asked

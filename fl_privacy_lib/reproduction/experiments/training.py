@@ -166,11 +166,10 @@ class Scene:
     evaluation: tuple[torch.Tensor, torch.Tensor]
     test: tuple[torch.Tensor, torch.Tensor]
 
-    @property
-    def best_constant(self) -> float:
-        """Accuracy of the best constant guess on the evaluation data."""
-        labels = self.evaluation[1]
-        return float(torch.bincount(labels).max()) / len(labels)
+
+def best_constant(labels: torch.Tensor) -> float:
+    """Return the accuracy of the best constant guess of some labels, [n]."""
+    return float(torch.bincount(labels).max()) / len(labels)
 
 
 def scene(point: Training, seed: int, device: torch.device) -> Scene:
@@ -181,7 +180,7 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
     data = load_cached(point.dataset, train_only=False)
     if point.held_out:
         order = np.random.default_rng(0).permutation(len(data.train_y))
-        folds = folds_of(len(order))
+        folds = fold_count(len(order))
         size = len(order) // folds
         first = size * (seed % folds)
         out, rest = np.split(np.roll(order, -first), [size])
@@ -206,7 +205,7 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
     )
 
 
-def folds_of(examples: int) -> int:
+def fold_count(examples: int) -> int:
     """Return into how many parts training data are cut, one of which is held out for a search."""
     return FOLDS if examples >= SMALL else SMALL_FOLDS
 
@@ -282,7 +281,7 @@ def train(
         late = defense.per_batch
         defense = replace(defense, per_batch=norms if late is None else Then(late, norms))
     looked = (start.evaluation[0][:WATCHED], start.evaluation[1][:WATCHED])
-    constant = float(torch.bincount(looked[1]).max()) / len(looked[1])
+    constant = best_constant(looked[1])
     untrained = parameters_of(start.model)
     first_norm, first = norm_of(untrained), score(start.model, untrained, start.evaluation, engine)
     every = max(1, plan.rounds // CHECKS)
@@ -304,7 +303,7 @@ def train(
     result = {
         "accuracy": score(start.model, weights, start.evaluation, engine),
         "test_accuracy": score(start.model, weights, start.test, engine) if tested else math.nan,
-        "guess": max(start.best_constant, first),
+        "guess": max(best_constant(start.evaluation[1]), first),
         "evaluated": len(start.evaluation[1]),
         "rounds_run": max(curve) + 1,
         "diverged": float(has_diverged(curve, constant, growth)),

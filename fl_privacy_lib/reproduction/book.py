@@ -86,14 +86,44 @@ def run_times_page(executed: list[Path]) -> str:
     return Table(["chapter", "this build", "library"], rows).markdown()
 
 
-def fold_injected(path: Path) -> None:
-    """Fold the cell that papermill injected: the page shows its values in the table of settings."""
+def fold_parameters(path: Path) -> None:
+    """Show an executed notebook's parameters once, folded: the table of the values that ran."""
     notebook = json.loads(path.read_text())
     for cell in notebook["cells"]:
-        if "injected-parameters" in cell["metadata"].get("tags", []):
-            cell["metadata"]["tags"].append("hide-input")
-            cell["metadata"]["mystnb"] = {"code_prompt_show": "Show the values of this run"}
+        tags = cell["metadata"].setdefault("tags", [])
+        if {"parameters", "injected-parameters"} & set(tags):
+            tags.append("remove-cell")
+        if cell["cell_type"] == "code" and ".checked(" in "".join(cell["source"]):
+            tags += ["remove-input", "hide-output"]
+            cell["metadata"]["mystnb"] = {"code_prompt_show": "Show the parameters of this run"}
     write_atomically(path, json.dumps(notebook, indent=1, ensure_ascii=False).encode())
+
+
+def split_appendix(path: Path) -> Path:
+    """Move an executed chapter's cells from its heading '# Appendix' on to a page of their own.
+
+    The chapter keeps the tables that carry its argument; a notebook opened in Jupyter stays whole.
+
+    Returns
+    -------
+    Path
+        The appendix, beside the chapter, which is cut where the appendix begins.
+
+    Raises
+    ------
+    InputError
+        If no Markdown cell begins with that heading.
+    """
+    notebook = json.loads(path.read_text())
+    cells = notebook["cells"]
+    heads = ["".join(cell["source"]).startswith("# Appendix") for cell in cells]
+    if True not in heads:
+        raise InputError(f"{path} has no cell that begins with '# Appendix': add one at its end.")
+    at, appendix = heads.index(True), path.with_name(f"{path.stem}_appendix.ipynb")
+    for target, part in ((appendix, cells[at:]), (path, cells[:at])):
+        whole = notebook | {"cells": part}
+        write_atomically(target, json.dumps(whole, indent=1, ensure_ascii=False).encode())
+    return appendix
 
 
 def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
@@ -126,7 +156,8 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
         target = STAGE / "notebooks" / f"{settings.notebook}.ipynb"
         timed(f"execute {settings.notebook} at {profile}", partial(execute, settings, target))
         executed.append(target)
-        fold_injected(target)
+        fold_parameters(target)
+        split_appendix(target)
     generated = STAGE / "book" / "generated"
     pages = {
         "parameters": parameters_page(chapters),

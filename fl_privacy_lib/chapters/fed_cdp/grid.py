@@ -271,7 +271,7 @@ class Column:
 POPULATIONS = tuple(
     (k, round(k * share)) for k in (100, 1000, 10_000) for share in (0.05, 0.1, 0.2, 0.5)
 )
-SHORT = ((100, 5), (100, 10))
+SHORT = ((100, 5), (100, 10), (100, 20))
 
 
 def _printed(

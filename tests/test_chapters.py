@@ -14,13 +14,12 @@ PARTS = [
     "Objectives",
     "Prerequisites",
     "Time and hardware",
-    "Parameters",
     "…",
     "Published beside measured",
     "What holds, what does not",
     "Differences from the paper",
     "Exercises",
-    "What you learned",
+    "So, what to do?",
     "Further reading",
 ]
 PAGES = sorted((ROOT / "book").glob("*.md"))
@@ -32,7 +31,14 @@ def cells(path):
 
 
 def prose(path):
-    return "\n".join(source for kind, source, *_ in cells(path) if kind == "markdown")
+    return "\n\n".join(source for kind, source, *_ in cells(path) if kind == "markdown")
+
+
+def chapter_and_appendix(path):
+    """Return a notebook's prose in front of its appendix, and that of the appendix."""
+    chapter, mark, appendix = prose(path).partition("\n\n# Appendix")
+    assert mark, f"{path.name} has no appendix"
+    return chapter, mark.strip() + appendix
 
 
 def test_every_notebook_is_a_chapter():
@@ -41,17 +47,27 @@ def test_every_notebook_is_a_chapter():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_parts_stand_in_order(path):
-    text = prose(path)
+    text, _ = chapter_and_appendix(path)
     titles = re.findall(r"^## (.+)$", text, re.M)
     body = PARTS.index("…")
     assert titles[:body] == PARTS[:body]
     assert titles[body - len(PARTS) + 1 :] == PARTS[body + 1 :]
     assert len(titles) > len(PARTS) - 1, "a chapter has a body"
-    assert (
-        text.startswith("# ")
-        and "{admonition} What this chapter reproduces" in text.split("## ")[0]
-    )
-    assert "**Status** {glue:text}" in text
+    first_screen = text.split("## ")[0]
+    assert re.match(rf"# {int(path.stem[:2])}\. ", text)
+    assert "{admonition} What this chapter reproduces" in first_screen
+    for line in ("**Status** {glue:text}", "**Study time**", f"make lab NB={path.stem[:2]}"):
+        assert line in first_screen, line
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_picture_stands_on_the_first_screen(path):
+    before = []
+    for kind, source, meta, _ in cells(path):
+        if kind == "markdown" and "## Objectives" in source:
+            break
+        before.append("figure" in meta.get("mystnb", {}))
+    assert any(before)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -147,3 +163,60 @@ def test_the_coding_exercise_of_chapter_01_can_be_solved_and_failed():
     assert module.check_my_label(module.my_label)
     assert not module.check_my_label(lambda gradient: 3)
     assert not module.check_my_label(lambda gradient: int(gradient.sum(1).argmax()))
+
+
+SKIPPED = r"^(`{3,}|:{3,})\{(?!admonition|exercise|note|prf|solution|dropdown|tip|warning).*?^\1$"
+
+
+def sentences(text):
+    """Return the sentences of a page's Markdown, without tables, code and directives.
+
+    A glued value counts as one word, and so does a formula.
+    """
+    text = re.sub(SKIPPED, "", text, flags=re.M | re.S)
+    text = re.sub(r"^```(?:python|bash|text|console)?$.*?^```$", "", text, flags=re.M | re.S)
+    text = re.sub(r"\$\$.*?\$\$", " formula ", text, flags=re.S)
+    text = re.sub(r"\$[^$]*\$", "formula", text)
+    text = re.sub(r"\{glue:text\}`[^`]*`", "value", text)
+    text = re.sub(r"\{[a-z:]+\}`([^`<]*?)(\s*<[^`]*>)?`", r"\1", text)
+    text = re.sub(r"``[^`]*``|`[^`]*`", "code", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    marks = re.compile(r"\s*(\||#|:[a-z-]+:|`{3,}|:{3,}|\(.*\)=$)")
+    text = "\n".join("" if marks.match(line) else line for line in text.splitlines())
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[*+-]|\d+\.) )", text):
+        yield from re.split(r"(?<=[.!?])[\"')*_]*\s+(?=[^a-z])", " ".join(paragraph.split()))
+
+
+def too_long(text, limit=35):
+    return [s for s in sentences(text) if len(re.findall(r"[\w'’-]*\w[\w'’-]*", s)) > limit]
+
+
+def test_the_finder_of_long_sentences_finds_them():
+    assert too_long("A word " * 36 + "ends. And a short one.")
+    assert not too_long("A word. " * 40)
+    assert not too_long("| a | table |\n" * 40)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda p: p.stem)
+def test_no_sentence_is_longer_than_35_words(path):
+    assert too_long(prose(path) if path.suffix == ".ipynb" else path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_chapter_has_at_most_4500_words_of_prose(path):
+    assert len(chapter_and_appendix(path)[0].split()) <= 4500
+
+
+IDENTIFIERS = re.compile(
+    r"\b(?:fed_(?:sdp|cdp)\w*|(?:mask|clip|noise)_aware|non_private|median_clip|dynamic_parameters"
+    r"|pm_unscaled|adult_(?:z|123)|cancer_z|as_coded|not_applicable|layer_cosine)\b"
+)
+"""Names of the code that a reader should never meet in a sentence."""
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda p: p.stem)
+def test_prose_has_no_raw_identifier(path):
+    text = prose(path) if path.suffix == ".ipynb" else path.read_text()
+    text = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.M | re.S)
+    text = re.sub(r"``[^`]*``|`[^`]*`|\]\([^)]*\)", "", text)
+    assert IDENTIFIERS.findall(text) == []

@@ -4,12 +4,15 @@ import functools
 import http.server
 import re
 import shutil
+import subprocess
+import tarfile
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import yaml
+from test_chapters import IDENTIFIERS
 
 from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.reproduction import book
@@ -31,8 +34,9 @@ def site() -> Path:
 
 def pages_of(site: Path) -> list[str]:
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    files = [toc["root"], *(c["file"] for part in toc["parts"] for c in part["chapters"])]
-    return [f"{name}.html" for name in files]
+    listed = [c for part in toc["parts"] for c in part["chapters"]]
+    inner = [c for page in listed for c in page.get("sections", [])]
+    return [f"{c['file']}.html" for c in ({"file": toc["root"]}, *listed, *inner)]
 
 
 class Assets(HTMLParser):
@@ -104,6 +108,37 @@ def test_progress_lines_and_tracebacks_stay_out_of_the_pages(site):
     for name in pages_of(site):
         text = (site / name).read_text()
         assert "Traceback" not in text and "about 0 s left" not in text, name
+
+
+CHAPTER_PAGES = [f"notebooks/{kind.notebook}.html" for kind in CHAPTERS.values()]
+
+
+def article(page: Path) -> str:
+    return re.search(r"<article.*?</article>", page.read_text(), re.S)[0]
+
+
+@pytest.mark.parametrize("name", CHAPTER_PAGES)
+def test_a_chapter_is_short_enough_to_read(site, name):
+    text = article(site / name)
+    text = re.sub(r"<(script|style|svg|annotation).*?</\1>", " ", text, flags=re.S)
+    in_sight = re.sub(r"<details.*?</details>", " ", text, flags=re.S)
+    assert in_sight.count("<table") <= 8
+    words = re.sub(r"<[^>]*>", " ", text).split()
+    assert len(words) <= 9000, f"{name} has {len(words)} words"
+
+
+def test_what_is_drawn_shows_words_and_no_identifier(site):
+    for name in pages_of(site):
+        if "/api" in name or "rerun" in name:
+            continue  # pages about the code
+        text = re.sub(r"<(script|style|pre|code).*?</\1>", " ", article(site / name), flags=re.S)
+        seen = re.sub(r"<[^>]*>", " ", text) + " ".join(re.findall(r'alt="([^"]*)"', text))
+        assert not IDENTIFIERS.findall(seen), f"{name}: {set(IDENTIFIERS.findall(seen))}"
+
+
+def test_a_missing_data_file_leaves_no_hole(site):
+    for name in pages_of(site):
+        assert "data not here" not in (site / name).read_text(), name
 
 
 @pytest.fixture(scope="session")
@@ -184,3 +219,50 @@ def test_pictures_are_not_filtered_in_either_theme(page, address, theme):
     page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
     style = page.evaluate("getComputedStyle(document.querySelector('img.dark-light')).filter")
     assert style == "none"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways(page, address, site, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    for name in pages_of(site):
+        page.goto(f"{address}/{name}", wait_until="networkidle")
+        scrolls = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert scrolls <= 0, f"{name} is {scrolls} px wider than the screen"
+
+
+THEME = {
+    # rule → the part of the theme's own markup that breaks it
+}
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory):
+    """Return the source of axe-core, from npm, or skip."""
+    folder = tmp_path_factory.mktemp("axe")
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("the accessibility test needs npm, which brings axe-core")
+    command = [npm, "pack", "--silent", "axe-core@4.14"]
+    if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+        pytest.skip("the accessibility test needs axe-core, and npm cannot download it")
+    (archive,) = folder.glob("*.tgz")
+    with tarfile.open(archive) as tar:
+        return tar.extractfile("package/axe.min.js").read().decode()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_of_ours_shuts_a_reader_out(page, address, site, axe, width, theme):
+    page.set_viewport_size({"width": width, "height": 900})
+    broken = {}
+    for name in pages_of(site):
+        page.goto(f"{address}/{name}", wait_until="networkidle")
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        page.evaluate(axe)
+        for rule in page.evaluate("axe.run()")["violations"]:
+            ours = [
+                n["html"] for n in rule["nodes"] if THEME.get(rule["id"], "\0") not in n["html"]
+            ]
+            if ours:
+                broken[f"{name}: {rule['id']}"] = ours[:2]
+    assert not broken

@@ -32,7 +32,9 @@ class Table:
 
     def html(self) -> str:
         """Return the table as HTML."""
-        head = "".join(f'<th scope="col">{escape(c)}</th>' for c in self.columns)
+        # a corner without a word is no header
+        heads = (f'<th scope="col">{escape(c)}</th>' if c else "<td></td>" for c in self.columns)
+        head = "".join(heads)
         body = "".join(
             f"<tr>{''.join(_cell(c, i) for i, c in enumerate(row))}</tr>" for row in self.rows
         )

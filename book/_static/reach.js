@@ -1,0 +1,20 @@
+/* What a keyboard or a screen reader needs and only a browser knows. */
+(function () {
+  function reach() {
+    // what scrolls sideways can be scrolled with the keyboard; what fits costs no tab stop
+    for (const box of document.querySelectorAll("article .table-scroll, article pre, article .math, article .pst-scrollable-table-container")) {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+    }
+  }
+  function name() {
+    // the theme's toggles in the list of pages hold an icon and no words
+    for (const toggle of document.querySelectorAll("nav summary:not([aria-label])")) {
+      const page = toggle.closest("li").querySelector("a");
+      toggle.setAttribute("aria-label", "Pages below " + (page ? page.textContent.trim() : ""));
+    }
+  }
+  addEventListener("DOMContentLoaded", function () { name(); reach(); });
+  addEventListener("load", reach);
+  addEventListener("resize", reach);
+}());

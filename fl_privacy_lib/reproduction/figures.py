@@ -148,24 +148,31 @@ def image_grid(
     return figure
 
 
-def success_chart(cells: Sequence[dict[str, Any]]) -> Figure:
+ATTACKERS = {"naive": "naive attacker", "clip_aware": "clip-aware attacker"}
+
+
+def success_chart(
+    cells: Sequence[dict[str, Any]], attackers: Mapping[str, str] = ATTACKERS, width: float = 7.2
+) -> Figure:
     """Draw success rates with Wilson intervals: a row for each cell, a marker for each attacker.
 
     Parameters
     ----------
-    cells : dicts with name, naive (successes, trials) and, where one exists, clip_aware (successes,
-        trials)
+    cells : dicts with name, and attacker → (successes, trials) for the attackers that it has
+    attackers : attacker → what the legend calls it
+    width : inches
     """
-    figure, axes = plt.subplots(figsize=(7.2, 0.42 * len(cells) + 0.9))
+    figure, axes = plt.subplots(figsize=(width, 0.42 * len(cells) + 0.9))
+    styles = dict(zip(attackers, SERIES, strict=False))
     for row, cell in enumerate(cells):
-        for shift, attacker in ((-0.13, "naive"), (0.13, "clip_aware")):
+        for i, attacker in enumerate(attackers):
             if attacker not in cell:
                 continue
+            place, style = row + 0.26 * (i - (len(attackers) - 1) / 2), styles[attacker]
             successes, trials = cell[attacker]
             low, high = wilson_interval(successes, trials)
-            style = SERIES[0 if attacker == "naive" else 1]
-            axes.plot([low, high], [row + shift] * 2, color=style["color"], lw=1.4)
-            axes.plot(successes / trials, row + shift, style["marker"], color=style["color"], ms=6)
+            axes.plot([low, high], [place] * 2, color=style["color"], lw=1.4)
+            axes.plot(successes / trials, place, style["marker"], color=style["color"], ms=6)
     axes.set(
         xlim=(-0.02, 1.02),
         ylim=(len(cells) - 0.5, -0.5),
@@ -173,9 +180,10 @@ def success_chart(cells: Sequence[dict[str, Any]]) -> Figure:
     )
     axes.set_yticks(range(len(cells)), [cell["name"] for cell in cells])
     axes.grid(axis="x", color="#e4e7eb")
-    handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=1.4) for s in SERIES[:2]]
-    names = ["naive attacker", "clip-aware attacker"]
-    axes.legend(handles, names, loc="lower center", bbox_to_anchor=(0.4, 1), ncols=2)
+    handles = [
+        Line2D([], [], color=s["color"], marker=s["marker"], lw=1.4) for s in styles.values()
+    ]
+    figure.legend(handles, list(attackers.values()), loc="outside upper center", ncols=2)
     return figure
 
 
@@ -278,13 +286,14 @@ def banded_curves(
     """
     style = _styles(groups)
     figure, grid = plt.subplots(
-        len(groups), 1, figsize=(6.8, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
+        len(groups), 1, figsize=(5.4, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
     )
     for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
         for name, points in series.items():
             x, y, low, high = zip(*points, strict=True)
             axes.plot(x, y, label=name, ms=5, **style[name])
             axes.fill_between(x, low, high, color=style[name]["color"], alpha=0.15, lw=0)
+            axes.vlines(x, low, high, color=style[name]["color"], lw=1, alpha=0.6)
         for mark in (marks or {}).values():
             axes.axvline(mark, color=QUIET, lw=1, zorder=0)
         axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
@@ -292,12 +301,13 @@ def banded_curves(
     for name, mark in (marks or {}).items():
         grid[0, 0].annotate(
             name,
-            (mark, 1.0),
-            (2, 2),
+            (mark, 0.08),
+            (-2, 0),
             textcoords="offset points",
-            fontsize=8,
+            fontsize=9,
             color=QUIET,
-            rotation=60,
+            rotation=90,
+            ha="right",
         )
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:

@@ -37,7 +37,7 @@ class AdaptiveAttacks(Settings):
     victims: int = Field(8, ge=1, le=1000, description="clients attacked, one image each")
     clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
     pruned: float = Field(
-        0.8, ge=0, lt=1, description="fraction of the gradient's coordinates that pruning drops"
+        0.6, ge=0, lt=1, description="fraction of the gradient's coordinates that pruning drops"
     )
     noise: float = Field(
         0.01, ge=0, le=1e6, description="standard deviation per coordinate of the noise to attack"

@@ -50,7 +50,7 @@ def curves(
     frame = select(measured(table, folder), {"metric": metric} | rows)
     by_name: dict[str, dict[float, Any]] = {}
     for _, r in frame.iterrows():
-        points = by_name.setdefault(named(r[split]).replace("_", "-"), {})
+        points = by_name.setdefault(named(r[split]), {})
         if int(r["n"]) >= points.get(float(r[x]), {"n": 0})["n"]:
             points[float(r[x])] = {**r[["mean", "std", "effective"]], "n": int(r["n"])}
     return {
@@ -59,15 +59,20 @@ def curves(
     }
 
 
+def live(
+    cell: Any, result: dict[str, Any], metric: str = "attack_success_rate"
+) -> dict[str, float]:
+    """Return a metric of a cell that was just run: mean, std, n, effective number of images."""
+    p = summary(result, cell.seeds)[metric]
+    effect = design_effect([p["mean"]], [p["std"]], cell.seeds, int(p["n"]) // cell.seeds)
+    return p | {"effective": p["n"] / effect}
+
+
 def live_curve(
-    results: dict[Any, dict[str, Any]], metric: str = "attack_success_rate"
+    results: dict[Any, dict[str, Any]], metric: str = "attack_success_rate", x: str = "level"
 ) -> list[Banded]:
-    """Return the same of cells that were just run: cell → its result."""
-    points = []
-    for cell, result in results.items():
-        p = summary(result, cell.seeds)[metric]
-        effect = design_effect([p["mean"]], [p["std"]], cell.seeds, int(p["n"]) // cell.seeds)
-        points.append((cell.level, p | {"effective": p["n"] / effect}))
+    """Return the same of cells that were just run, cell → its result, over a field of the cell."""
+    points = [(getattr(cell, x), live(cell, r, metric)) for cell, r in results.items()]
     return [(level, p["mean"], *_band(p, metric)) for level, p in points]
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import typing
 from dataclasses import replace
 
 import numpy as np
@@ -21,11 +22,12 @@ from fl_privacy_lib.chapters.fedsel import training as fedsel
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.chapters.fedsel.training import Training
+from fl_privacy_lib.data import available
 from fl_privacy_lib.defenses.perturbation import Flat, Piecewise
 from fl_privacy_lib.defenses.selection import PerturbedEncoding, RandomChoice
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
 from fl_privacy_lib.reproduction import experiment, loading
-from fl_privacy_lib.reproduction.paths import ROOT
+from fl_privacy_lib.reproduction.paths import ROOT, data_root
 from fl_privacy_lib.reproduction.published import load_published
 
 FULL = FedSel.of_profile("full")
@@ -220,7 +222,7 @@ def test_a_best_at_the_edge_extends_the_steps_twice_at_most(monkeypatch, best, c
 
 def test_an_arm_at_the_larger_class_does_not_learn(monkeypatch):
     """The larger class of Cancer's 569 records is 0.627; three standard errors are 0.061."""
-    guess = fedsel.larger_class("cancer")
+    guess = fedsel.LARGER_CLASS["cancer"]
     error = math.sqrt(guess * (1 - guess) / 569)
     for above, expected in ((0.0, False), (2.9, False), (3.1, False), (4.1, True)):
         result, _ = tuned_with(monkeypatch, lambda step, fold, a=above: guess + a * error)
@@ -585,12 +587,15 @@ def test_the_best_share_is_small_at_small_budgets(exercises):
     assert small < 0.01 and 0.05 < middle < 0.15 and 0.1 < large < 0.3
 
 
-def test_the_larger_class_is_counted_over_all_records(monkeypatch):
-    _, labels = fedsel.records("syn_l")
-    assert fedsel.larger_class("syn_l") == max((labels == c).sum().item() for c in (0, 1)) / len(
-        labels
-    )
-    monkeypatch.setattr(fedsel, "load_if_available", lambda name: None)
-    fedsel.larger_class.cache_clear()
-    assert fedsel.larger_class("syn_l") is None
-    fedsel.larger_class.cache_clear()
+@pytest.mark.parametrize("dataset", fedsel.LARGER_CLASS)
+def test_the_larger_class_is_counted_over_all_records(dataset):
+    if not available(dataset, data_root()):
+        pytest.skip(f"the files of {dataset} are not here")
+    _, labels = fedsel.records(dataset)
+    assert fedsel.LARGER_CLASS[dataset] == int(torch.bincount(labels).max()) / len(labels)
+
+
+def test_every_data_set_of_the_chapter_has_its_larger_class():
+    recorded = {row[0] for row in fedsel_grid.ROWS} | {"syn_h"}
+    choices = typing.get_args(FedSel.model_fields["dataset"].annotation)
+    assert set(fedsel.LARGER_CLASS) == set(choices) - {"auto"} and recorded <= set(choices)

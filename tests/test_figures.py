@@ -59,3 +59,11 @@ def test_more_curves_than_can_be_told_apart_are_refused():
 def test_without_a_record_the_figure_says_so():
     (axes,) = figures.curves({}, "x", "y").axes
     assert [text.get_text() for text in axes.texts] == ["not recorded yet"]
+
+
+def test_a_spread_is_drawn_as_error_bars_of_its_curve():
+    series = {"a": ([1, 2], [0.1, 0.2], [0.01, 0.02]), "b": ([1, 2], [0.3, 0.4])}
+    (axes,) = figures.curves(series, "x", "y").axes
+    (container,) = axes.containers
+    ends = [segment.ravel().tolist() for segment in container.lines[2][0].get_segments()]
+    assert ends == [pytest.approx([1, 0.09, 1, 0.11]), pytest.approx([2, 0.18, 2, 0.22])]

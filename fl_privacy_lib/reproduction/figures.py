@@ -187,12 +187,12 @@ def success_chart(
     return figure
 
 
-Curve = tuple[Sequence[float], Sequence[float]]
+Curve = tuple[Sequence[float], ...]  # x, y and, where there is one, the spread of y
 Reference = tuple[str, float | Mapping[str, float | None]]
 
 
 def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: Any) -> Figure:
-    """Draw named curves (x, y), told apart by marker and line as well as by colour."""
+    """Draw named curves (x, y, spread), told apart by marker and line as well as by colour."""
     return panels({"": series}, xlabel, ylabel, **axes_settings)
 
 
@@ -219,7 +219,8 @@ def panels(
 
     Parameters
     ----------
-    groups : title → name → (x, y); a figure without a curve says that nothing is recorded
+    groups : title → name → (x, y), or (x, y, spread) with error bars; a figure without a curve says
+        that nothing is recorded
     size : inches; None: by the number of panels
     reference : name and height of a horizontal line in every panel, or title → height, None for a
         panel without one
@@ -236,13 +237,16 @@ def panels(
     size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))
     figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
     for axes, (title, series) in zip(grid.flat, groups.items(), strict=False):
-        for name, (x, y) in series.items():
+        for name, (x, y, *spread) in series.items():
             axes.plot(x, y, label=name, ms=5, markevery=max(1, len(x) // 12), **style[name])
+            if spread:
+                bars = {"ecolor": style[name]["color"], "elinewidth": 0.9, "capsize": 2}
+                axes.errorbar(x, y, spread[0], fmt="none", **bars)
         if title in heights:
             axes.axhline(heights[title], label=name_of_line, **REFERENCE)
         axes.set(title=title, **axes_settings)
         if axes.get_xscale() == "log":
-            _plain_ticks(axes, {float(value) for x, _ in series.values() for value in x})
+            _plain_ticks(axes, {float(value) for x, *_ in series.values() for value in x})
         axes.grid(color="#e4e7eb")
     for axes in grid.flat[len(groups) :]:
         axes.set_axis_off()

@@ -59,3 +59,14 @@ def test_more_curves_than_can_be_told_apart_are_refused():
 def test_without_a_record_the_figure_says_so():
     (axes,) = figures.curves({}, "x", "y").axes
     assert [text.get_text() for text in axes.texts] == ["not recorded yet"]
+
+
+def test_a_value_chart_puts_equal_names_in_a_row_and_draws_their_spread():
+    rows = [("a", 2.0, "one", 0.5), ("a", 3.0, "other", 0.1), ("b", 5.0, "one", [[1.0], [2.0]])]
+    axes = figures.value_chart(rows, "x").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+    spans = [c.get_segments()[0][:, 0].tolist() for c in axes.collections]
+    assert spans == [[1.5, 2.5], [2.9, 3.1], [4.0, 7.0]]
+    assert not axes.texts
+    one_a_row = figures.value_chart([("a", 2.0, "one"), ("b", 3.0, "other")], "x").axes[0]
+    assert [text.get_text() for text in one_a_row.texts] == ["2", "3"]

@@ -67,3 +67,14 @@ def test_a_spread_is_drawn_as_error_bars_of_its_curve():
     (container,) = axes.containers
     ends = [segment.ravel().tolist() for segment in container.lines[2][0].get_segments()]
     assert ends == [pytest.approx([1, 0.09, 1, 0.11]), pytest.approx([2, 0.18, 2, 0.22])]
+
+
+def test_a_value_chart_puts_equal_names_in_a_row_and_draws_their_spread():
+    rows = [("a", 2.0, "one", 0.5), ("a", 3.0, "other", 0.1), ("b", 5.0, "one", [[1.0], [2.0]])]
+    axes = figures.value_chart(rows, "x").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+    spans = [c.get_segments()[0][:, 0].tolist() for c in axes.collections]
+    assert spans == [[1.5, 2.5], [2.9, 3.1], [4.0, 7.0]]
+    assert not axes.texts
+    one_a_row = figures.value_chart([("a", 2.0, "one"), ("b", 3.0, "other")], "x").axes[0]
+    assert [text.get_text() for text in one_a_row.texts] == ["2", "3"]

@@ -320,40 +320,45 @@ def banded_curves(
 
 
 def value_chart(
-    rows: Sequence[tuple[str, float, str]], xlabel: str, reference: float | None = None
+    rows: Sequence[tuple[str, float, str] | tuple[str, float, str, Any]],
+    xlabel: str,
+    reference: float | None = None,
+    scale: str = "log",
 ) -> Figure:
-    """Draw one number a row on a logarithmic axis, each written beside its mark.
+    """Draw one number a row on an axis, written beside its mark, or several a row.
 
     Parameters
     ----------
-    rows : (name, value > 0, standing); the standing chooses the mark, and the legend names it
+    rows : (name, value, standing, spread): the standing chooses the mark, and the legend names it;
+        a spread may be left out, and is what matplotlib's errorbar takes; equal names share a row
     reference : a value marked by a vertical line
+    scale : 'log' or 'linear'
     """
-    figure, axes = plt.subplots(figsize=(7.2, 0.36 * len(rows) + 1.2))
-    styles = dict(zip(dict.fromkeys(standing for *_, standing in rows), SERIES, strict=False))
-    for row, (_, value, standing) in enumerate(rows):
-        axes.plot(value, row, styles[standing]["marker"], color=styles[standing]["color"], ms=8)
-        axes.annotate(
-            f"{value:.3g}",
-            (value, row),
-            (9, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-        )
+    names = list(dict.fromkeys(name for name, *_ in rows))
+    styles = dict(zip(dict.fromkeys(row[2] for row in rows), SERIES, strict=False))
+    several = len(names) < len(rows)  # narrow then: the numbers beside the marks are left out
+    width, pitch = (5.4, 0.12 * len(styles) + 0.12) if several else (7.2, 0.36)
+    figure, axes = plt.subplots(figsize=(width, pitch * len(names) + 1.2))
+    for name, value, standing, *spread in rows:
+        style, shift = styles[standing], list(styles).index(standing) - (len(styles) - 1) / 2
+        row = names.index(name) + several * 0.19 * shift
+        if not several:
+            axes.annotate(f"{value:.3g}", (value, row), (9, 0), textcoords="offset points",
+                          va="center", fontsize=9,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+        axes.errorbar(value, row, xerr=spread[0] if spread else None, fmt=style["marker"],
+                      color=style["color"], ms=6 if several else 8, capsize=2.5)  # fmt: skip
     if reference is not None:
         axes.axvline(reference, color=QUIET, lw=1, zorder=0)
-    axes.set(xscale="log", ylim=(len(rows) - 0.5, -0.5), xlabel=xlabel)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # labels of powers alone would be few
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:g}")
-    values = [value for _, value, _ in rows]
-    axes.set_xlim(min(values) / 1.5, max(values) * 2)
-    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axes.set(xscale=scale, ylim=(len(names) - 0.5, -0.5), xlabel=xlabel)
+    if scale == "log":
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # powers alone would be few
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter("{x:g}")
+        values = [value for _, value, *_ in rows]
+        axes.set_xlim(min(values) / 1.5, max(values) * 2)
+    axes.set_yticks(range(len(names)), names)
     axes.grid(axis="x", color="#e4e7eb")
     handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=0) for s in styles.values()]
-    axes.legend(
-        handles, list(styles), loc="lower center", bbox_to_anchor=(0.4, 1), ncols=len(styles)
-    )
+    axes.legend(handles, list(styles), loc="lower center", bbox_to_anchor=(0.4, 1), ncols=4)
     return figure

@@ -15,6 +15,7 @@ import yaml
 from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.reproduction.checks import CHECKS, PRINTED, check
 from fl_privacy_lib.reproduction.comparison import Comparison, measured, select
+from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
 from fl_privacy_lib.reproduction.published import (
     MEAN_SQUARES,
@@ -104,9 +105,8 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
         lost = ""  # a table of which no cell is recorded has not run, whatever it leaves out
     if "unfair" in entry:  # the trial decides nothing, whichever way it went
         outcomes = [replace(o, held=None, why=lost) for o in outcomes]
-    shown = tuple(bool(o.held) for o in counter)
-    found = decide(Evidence(len(rows) > 0, len(judged) > 0, tuple(outcomes), shown, lost))
-    behind = tuple(counter if found.status is Status.REFUTED else outcomes)
+    held = tuple(bool(o.held) for o in counter)
+    found = decide(Evidence(len(rows) > 0, len(judged) > 0, tuple(outcomes), held, lost))
     why = {
         Status.NOT_RUN: "the cells it compares are not all recorded yet"
         if len(full)
@@ -116,8 +116,12 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
         Status.NOT_REPRODUCED: entry.get("because") or _gaps(outcomes),
         Status.UNDECIDED: found.note,
     }
-    beside = () if found.status in BARE else _beside(found.status, entry, full)
-    return replace(found, note=why.get(found.status, ""), beside=beside, outcomes=behind)
+    return replace(
+        found,
+        note=why.get(found.status, ""),
+        beside=() if found.status in BARE else _beside(found.status, entry, full),
+        outcomes=tuple(counter if found.status is Status.REFUTED else outcomes),
+    )
 
 
 BARE = (Status.NOT_RUN, Status.REDUCED_SETTING, Status.REFUTED)
@@ -129,8 +133,7 @@ def _beside(status: Status, entry: dict[str, Any], full: pd.DataFrame) -> tuple[
     open_, search = status in OPEN, trial_of(entry["table"]).get("search")
     tried = f"tried: {entry['tried']}" if open_ and "tried" in entry else ""
     rates = f"every rate tried: results/measured/{search}.csv" if open_ and search else ""
-    parts = (tried, *_departures(entry, full), _coverage(entry, full), rates)
-    return tuple(part for part in parts if part)
+    return tuple(filter(None, (tried, *_departures(entry, full), _coverage(entry, full), rates)))
 
 
 OPEN = (Status.NOT_REPRODUCED, Status.UNDECIDED)
@@ -169,8 +172,7 @@ def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:
         or not has_published(entry["table"])
     ):
         return ""
-    names = set(load_published(entry["table"]).get("dataset", ()))
     here = {name.removesuffix("_z") for name in frame["dataset"]}
-    return (
-        f"{len(here)} of {len(names)} data sets: {', '.join(sorted(here))}" if here < names else ""
-    )
+    names = set(load_published(entry["table"]).get("dataset", ()))
+    counts = f"{len(here)} of {len(names)} data sets: "
+    return counts + ", ".join(map(named, sorted(here))) if here < names else ""

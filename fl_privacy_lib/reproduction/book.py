@@ -12,7 +12,6 @@ from typing import Any
 import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
-from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.execution import (
     check_disk,
     execute,
@@ -22,7 +21,7 @@ from fl_privacy_lib.reproduction.execution import (
 )
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.settings import Settings
-from fl_privacy_lib.reproduction.tables import Table, claims_table, summary_table, values_table
+from fl_privacy_lib.reproduction.tables import Table
 
 Chapters = Mapping[str, type[Settings]]  # number → settings class
 
@@ -162,21 +161,9 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
     pages = {
         "parameters": parameters_page(chapters),
         "run_times": run_times_page(executed),
-        "claims": claims_page(chapters),
     }
     for name, text in pages.items():
         write_atomically(generated / f"{name}.md", text.encode())
-
-
-def claims_page(chapters: Chapters) -> str:
-    """Return the ledger as Markdown: counts of verdicts, then the claims chapter by chapter."""
-    parts = [summary_table().html(), values_table().html()]
-    for number in sorted({entry["chapter"] for entry in load_claims()}):
-        notebook = (
-            f"{{doc}}`/notebooks/{chapters[number].notebook}`\n\n" if number in chapters else ""
-        )
-        parts.append(f"## Chapter {int(number)}\n\n{notebook}{claims_table(number).html()}")
-    return "\n\n".join(parts) + "\n"
 
 
 def build(

@@ -8,7 +8,9 @@ import pandas as pd
 from scipy import stats
 
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction.comparison import cells, compare, select
+from fl_privacy_lib.reproduction.comparison import cells, compare, compared, select
+from fl_privacy_lib.reproduction.figures import named
+from fl_privacy_lib.reproduction.names import METRICS, SETTINGS
 from fl_privacy_lib.reproduction.verdict import RATIO_FACTOR, SEEDS, Outcome
 
 Test = dict[str, Any]
@@ -33,8 +35,8 @@ def _values(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
 
     `published` names the table where it is another, `instead` a metric that a departure measures.
     """
-    compared = compare(test.get("published", table), frame, instead=test.get("instead"))
-    return [c.outcome for c in compared if c.outcome is not None]
+    pairs = compare(test.get("published", table), frame, instead=test.get("instead"))
+    return [pair.outcome for pair in pairs if pair.outcome is not None]
 
 
 def _rate(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
@@ -44,11 +46,13 @@ def _rate(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     outcomes = []
     for row in rates.to_dict("records"):
         count = row["effective"]  # images of one network count less than independent ones
+        cell = compared(row, test["bound"], row["mean"], row["std"])
         low, high = wilson_interval(row["mean"] * count, count)
         gap, wide = row["mean"] - test["bound"], low <= test["bound"] <= high
         interval = f"{low:.2f} to {high:.2f}, includes {test['bound']:g}"
         why = f"the interval of a rate, {interval}; more networks would tell"
-        outcomes.append(Outcome(None if wide else (gap > 0) == above, gap, why if wide else ""))
+        held = None if wide else (gap > 0) == above
+        outcomes.append(Outcome(held, gap, why if wide else "", cell=cell))
     return outcomes
 
 
@@ -57,7 +61,10 @@ def _fewer_iterations(test: Test, table: str, frame: pd.DataFrame) -> list[Outco
     needed = frame[frame["metric"] == "attack_iterations"]
     small, large = select(needed, test["rows"]), select(needed, test["than"])
     pairs = small.merge(large, on="dataset", suffixes=("", "_than"))
-    return [Outcome(gap < 0, gap) for gap in pairs["mean"] - pairs["mean_than"]]
+    return [
+        Outcome(p["mean"] < p["mean_than"], p["mean"] - p["mean_than"], cell=_pair(p))
+        for p in pairs.to_dict("records")
+    ]
 
 
 def _ahead(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
@@ -76,14 +83,18 @@ def _ahead(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         gap = pair["mean"] - pair["mean_than"] - by
         unfair = pair["unfair"] or pair["unfair_than"]
         if unfair or (by >= 0 and not (pair["learns"] and pair["learns_than"])):
-            outcomes.append(Outcome(None, gap, unfair or NO_LEARNING))
-            continue
-        half = _half_width(pair, pd.concat([one, other]))
-        if abs(gap) <= half:
-            outcomes.append(Outcome(True if test.get("tie") else None, gap, TOO_WIDE))
+            outcomes.append(Outcome(None, gap, unfair or NO_LEARNING, cell=_pair(pair)))
+        elif abs(gap) <= _half_width(pair, pd.concat([one, other])):
+            tie = True if test.get("tie") else None
+            outcomes.append(Outcome(tie, gap, TOO_WIDE, cell=_pair(pair)))
         else:
-            outcomes.append(Outcome(gap > 0, gap))
+            outcomes.append(Outcome(gap > 0, gap, cell=_pair(pair)))
     return outcomes
+
+
+def _pair(pair: dict[str, Any]) -> dict[str, Any]:
+    """Return a compared pair as a cell: what the one has to beat is what was asked."""
+    return compared(pair, pair["mean_than"], pair["mean"], pair["std"])
 
 
 def _half_width(pair: dict[str, Any], arms: pd.DataFrame) -> float:
@@ -125,7 +136,7 @@ def _best(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         pair = dict(best) | {f"{name}_than": value for name, value in rival.items()}
         tied = gap < 0 and abs(gap) <= _half_width(pair, group)
         why = unfair or (TOO_WIDE if tied else "")
-        outcomes.append(Outcome(None if why else gap == 0, gap, why))
+        outcomes.append(Outcome(None if why else gap == 0, gap, why, cell=_pair(pair)))
     return outcomes
 
 
@@ -144,7 +155,8 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         tied = not most and gap < 0 <= 2 * middle - cell[metric] - bound
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
         held = gap <= 0 if most else gap >= 0
-        outcomes.append(Outcome(None if why else held, gap, why))
+        data = compared(cell, bound, cell[metric], cell[f"{metric}_std"])
+        outcomes.append(Outcome(None if why else held, gap, why, cell=data))
     return outcomes
 
 
@@ -162,46 +174,52 @@ CHECKS: dict[str, Callable[[Test, str, pd.DataFrame], list[Outcome]]] = {
 }
 
 
+WORDS = {
+    "values": "each printed value is met within its tolerance",
+    "accounted": "each printed ε, budget and round is met",
+    "ratio": f"each printed ratio of times is met within a factor of {RATIO_FACTOR}",
+    "rate_above": "the {metric} is above {share}, with its whole interval",
+    "rate_below": "the {metric} is below {share}, with its whole interval",
+    "fewer_iterations": "{rows} needs fewer attack iterations than {than}",
+    "shown": "the {metric} is at least {bound}",
+    "at_most": "the {metric} is at most {bound}",
+    "best": "the {metric} is highest at {at}",
+    "ahead": "the {metric} for {rows} is {above} that for {than}",
+}
+
+
 def in_words(test: dict[str, Any]) -> str:
     """Return a claim's test as a reader's words; `check` has their exact meaning.
 
     >>> in_words({"check": "at_most", "metric": "slope", "bound": 1.25})
-    'slope ≤ 1.25'
+    'the measured exponent is at most 1.25'
     """
-    return _words(test).replace("_", " ")
-
-
-def _words(test: dict[str, Any]) -> str:
-    kind, metric = test["check"], test.get("metric", "success rate")
-    match kind:
-        case "values":
-            return "each printed value comes out"
-        case "accounted":
-            return "each printed ε comes out"
-        case "rate_above" | "rate_below":
-            return f"{metric} {kind.removeprefix('rate_')} {test['bound']}, with its interval"
-        case "fewer_iterations":
-            return (
-                f"{_row_label(test['rows'])} needs fewer iterations than {_row_label(test['than'])}"
-            )
-        case "shown" | "at_most":
-            return f"{metric} {'≥' if kind == 'shown' else '≤'} {test['bound']}"
-        case "ratio":
-            return f"printed ratio within a factor of {RATIO_FACTOR}"
-        case "best":
-            return f"{metric} highest at {test['over']} = {' or '.join(map(str, test['at']))}"
-        case "ahead":
-            by = test.get("by", 0)
-            margin = f" less {-by}" if by < 0 else f" by {by}" if by else ""
-            rows, than = _row_label(test["rows"]), _row_label(test["than"])
-            above = "not below" if test.get("tie") else "above"
-            return f"{metric} of {rows} {above} that of {than}{margin}"
-    raise AssertionError(
-        f"the check {kind!r} has no words"
-    )  # a programmer's mistake: the ledger's form is checked
+    bound, by = test.get("bound", 0), test.get("by", 0)
+    words: dict[str, str] = {s: _row_label(test[s]) for s in ("rows", "than") if s in test}
+    if isinstance(bound, str):
+        words["bound"] = METRICS[bound]
+    else:
+        exact = f"{bound:g}" if abs(bound) > 1e-5 or not bound else "0, apart from rounding"
+        words |= {"bound": exact.replace("-", "−"), "share": f"{100 * bound:g} %"}
+    return WORDS[test["check"]].format(
+        metric=METRICS[test.get("metric", "attack_success_rate")],
+        at=_row_label({test["over"]: test["at"]}) if "over" in test else "",
+        above=f"no more than {-by:g} below"
+        if by < 0
+        else f"more than {by:g} above"
+        if by
+        else "not below"
+        if test.get("tie")
+        else "above",
+        **words,
+    )
 
 
 def _row_label(rows: dict[str, Any]) -> str:
     return ", ".join(
-        " or ".join(map(str, v)) if isinstance(v, list) else str(v) for v in rows.values()
+        " or ".join(
+            SETTINGS.get(column, "{}").format(named(str(v)) if isinstance(v, str) else v)
+            for v in (values if isinstance(values, list) else [values])
+        )
+        for column, values in rows.items()
     )

@@ -15,6 +15,7 @@ import yaml
 from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.reproduction.checks import CHECKS, PRINTED, check
 from fl_privacy_lib.reproduction.comparison import Comparison, measured, select
+from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
 from fl_privacy_lib.reproduction.published import (
     MEAN_SQUARES,
@@ -35,7 +36,7 @@ from fl_privacy_lib.reproduction.verdict import (
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 FIELDS = set(
     "id paper where kind chapter statement table rows test setting refutation why because lost "
-    "unfair".split()
+    "unfair tried headline".split()
 )
 KINDS = ("table", "figure", "proposition", "claim", "finding")
 
@@ -78,7 +79,7 @@ def judge(compared: Iterable[Comparison]) -> Verdict:
 
 
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
-    """Return the verdict on a claim, computed from the records, with a sentence that says why.
+    """Return the verdict on a claim, computed from the records, with why and what else to know.
 
     What counts are the rows at the table's published setting, with the departures that the entry
     names, in the reading that the table is judged by. A claim is refuted by a counter-example in
@@ -94,48 +95,49 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
     full = rows[rows["at_setting"].astype(bool)]
     judged = full[full["judged"].astype(bool)]
     outcomes = check(entry["test"], table, judged) if len(judged) else []
-    counter, refutation = [], entry.get("refutation", {})
+    counter: list[Outcome] = []
+    refutation = entry.get("refutation", {})
     if len(full) and refutation:
         rest = select(frame[frame["at_setting"].astype(bool)], refutation["rows"])
-        counter = [bool(o.held) for o in check(refutation["test"], table, rest)]
+        counter = check(refutation["test"], table, rest)
     lost = entry.get("lost", entry.get("unfair", ""))
     if not outcomes and entry["test"]["check"] in PRINTED:
         lost = ""  # a table of which no cell is recorded has not run, whatever it leaves out
     if "unfair" in entry:  # the trial decides nothing, whichever way it went
         outcomes = [replace(o, held=None, why=lost) for o in outcomes]
-    found = decide(Evidence(len(rows) > 0, len(judged) > 0, tuple(outcomes), tuple(counter), lost))
-    return replace(found, note=_note(found, entry, outcomes, full, setting))
+    held = tuple(bool(o.held) for o in counter)
+    found = decide(Evidence(len(rows) > 0, len(judged) > 0, tuple(outcomes), held, lost))
+    why = {
+        Status.NOT_RUN: "the cells it compares are not all recorded yet"
+        if len(full)
+        else "nothing recorded yet",
+        Status.REDUCED_SETTING: "" if setting is not None else "no published setting is known",
+        Status.REFUTED: str(refutation.get("argument", "")),
+        Status.NOT_REPRODUCED: entry.get("because") or _gaps(outcomes),
+        Status.UNDECIDED: found.note,
+    }
+    return replace(
+        found,
+        note=why.get(found.status, ""),
+        beside=() if found.status in BARE else _beside(found.status, entry, full),
+        outcomes=tuple(counter if found.status is Status.REFUTED else outcomes),
+    )
 
 
-def _note(
-    found: Verdict,
-    entry: dict[str, Any],
-    outcomes: list[Outcome],
-    full: pd.DataFrame,
-    setting: dict[str, Any] | None,
-) -> str:
-    """Return why a claim has its status, in a sentence, then what else a reader has to know."""
-    match found.status:
-        case Status.NOT_RUN:
-            return (
-                "the cells it compares are not all recorded yet"
-                if len(full)
-                else "nothing recorded yet"
-            )
-        case Status.REDUCED_SETTING:
-            return "" if setting is not None else "no published setting is known"
-        case Status.REFUTED:
-            return str(entry["refutation"].get("argument", ""))
-        case Status.NOT_REPRODUCED:
-            why = [entry.get("because", "").rstrip("."), _gaps(outcomes)]
-        case Status.UNDECIDED:
-            why = [found.note]
-        case _:
-            why = []
-    search = trial_of(entry["table"]).get("search")
-    tried = f"every rate tried: results/measured/{search}.csv" if search and why else ""
-    parts = (*why, *_departures(entry, full), _coverage(entry, full), tried)
-    return "; ".join(part for part in parts if part)
+BARE = (Status.NOT_RUN, Status.REDUCED_SETTING, Status.REFUTED)
+"""What has one of these needs no more words than why."""
+
+
+def _beside(status: Status, entry: dict[str, Any], full: pd.DataFrame) -> tuple[str, ...]:
+    """Return what a reader has to know besides why a claim has its status."""
+    open_, search = status in OPEN, trial_of(entry["table"]).get("search")
+    tried = f"tried: {entry['tried']}" if open_ and "tried" in entry else ""
+    rates = f"every rate tried: results/measured/{search}.csv" if open_ and search else ""
+    return tuple(filter(None, (tried, *_departures(entry, full), _coverage(entry, full), rates)))
+
+
+OPEN = (Status.NOT_REPRODUCED, Status.UNDECIDED)
+"""Where a reader asks what was tried."""
 
 
 def _gaps(outcomes: list[Outcome]) -> str:
@@ -170,8 +172,7 @@ def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:
         or not has_published(entry["table"])
     ):
         return ""
-    names = set(load_published(entry["table"]).get("dataset", ()))
     here = {name.removesuffix("_z") for name in frame["dataset"]}
-    return (
-        f"{len(here)} of {len(names)} data sets: {', '.join(sorted(here))}" if here < names else ""
-    )
+    names = set(load_published(entry["table"]).get("dataset", ()))
+    counts = f"{len(here)} of {len(names)} data sets: "
+    return counts + ", ".join(map(named, sorted(here))) if here < names else ""

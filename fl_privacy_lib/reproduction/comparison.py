@@ -111,6 +111,11 @@ def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[
     return [_derived(cell) for cell in found.values()]
 
 
+def compared(row: dict[str, Any], asked: Any, found: float, spread: float) -> dict[str, Any]:
+    """Return a recorded row with what was asked of it, what was found and its spread."""
+    return row | {"asked": asked, "found": found, "spread": spread}
+
+
 def _derived(cell: dict[str, Any]) -> dict[str, Any]:
     """Return a cell with the metrics that follow from its own: root mean squares, inner steps."""
     if cell.get("mse", 0) > 0:
@@ -165,17 +170,17 @@ def compare(
         key = cell["key"] | {"dataset": cell["key"].get("dataset", "").removesuffix("_z")}
         of_keys.setdefault(tuple(key.get(k) for k in keys), []).append(cell)
     paper, _, name = table.partition("/")
-    compared, answered = [], set()
+    pairs, answered = [], set()
     for row in ({str(k): v for k, v in row.items()} for row in printed.to_dict("records")):
         asked = row["measured_as"]
         answers = [c for c in of_keys.get(tuple(row[k] for k in keys), []) if asked in c]
         answered |= {id(cell) for cell in answers}
         understood = not any(entry.covers(paper, name, row) for entry in UNREPRODUCED)
-        compared += [Comparison(row, c, _outcome(row, c, understood)) for c in answers] or [
+        pairs += [Comparison(row, c, _outcome(row, c, understood)) for c in answers] or [
             Comparison(row, None)
         ]
     alone = (c for cells_ in of_keys.values() for c in cells_ if id(c) not in answered)
-    return compared + [Comparison(None, cell) for cell in alone if unpublished]
+    return pairs + [Comparison(None, cell) for cell in alone if unpublished]
 
 
 def _outcome(row: dict[str, Any], cell: dict[str, Any], understood: bool) -> Outcome:
@@ -183,8 +188,9 @@ def _outcome(row: dict[str, Any], cell: dict[str, Any], understood: bool) -> Out
     asked, printed = row["measured_as"], row["value"]
     close = agrees(printed, cell[asked], cell[f"{asked}_std"], row["unit"], row["metric"])
     gap = 0.0 if row["unit"] == "boolean" else cell[asked] - float(printed)
+    data = compared(cell | row, printed, cell[asked], cell[f"{asked}_std"])
     if close and understood:
-        return Outcome(True, gap)
+        return Outcome(True, gap, cell=data)
     if cell.get("unfair"):
-        return Outcome(None, gap, cell["unfair"])
-    return Outcome(False, gap, exceeded="searched" in cell and gap > 0)
+        return Outcome(None, gap, cell["unfair"], cell=data)
+    return Outcome(False, gap, exceeded="searched" in cell and gap > 0, cell=data)

@@ -62,8 +62,71 @@ NAMES = {
     "pm": "PM, flat",
     "pm_unscaled": "PM, flat, without its factor",
     "pm_rp": "PM, compressed",
+    "cpl": "CPL",
+    "dlg": "DLG",
+    "gradinv": "GradInv",
 }
 NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
 NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{words}" for name in ("exp", "pe", "ps")
           for end, words in (("", ""), ("_rule", ", by the rule"))}  # fmt: skip
 """Code name → the name a reader sees; anything else is shown as it is."""
+
+METRICS = {
+    "accuracy": "accuracy",
+    "attack_success_rate": "share of images recovered",
+    "success_by_50": "share of images recovered within 50 attack iterations",
+    "mse": "mean squared error",
+    "class_mean_mse": "that of the mean image of the class",
+    "margin": "claimed value minus the value found",
+    "excess": "value found minus the claimed one",
+    "difference": "largest difference between two weights",
+    "slope": "measured exponent",
+    "slope_excess": "measured exponent minus the bound's",
+    "slope_over_signal": "measured exponent of the noise over the remaining signal",
+    "ratio_to_fed_cdp": "time as a multiple of Fed-CDP's",
+    "ratio_to_non_private": "time as a multiple of non-private training's",
+    "ratio_to_dp_baseline": "time as a multiple of the private baseline's",
+    "microseconds": "time of a selection",
+    "late_over_early": "norm in the last tenth of the rounds over that in the first",
+    "gradient_noise_over_bound": "noise on a batch's gradient over Proposition 2's bound",
+    "step_noise_over_bound": "noise in one step of the weights over Proposition 2's bound",
+    "lead_over_one_epoch": "lead in accuracy over one epoch, in points,",
+    "lead_over_flat": "lead in accuracy over the flat solution",
+    "possible_lead_over_flat": "lead in accuracy over the flat solution, in points, at the upper "
+    "end of its 95 % interval,",
+} | {
+    name: f"{words}, in points, at the lower end of its 95 % interval,"
+    for name, words in {
+        "sure_lead_over_flat": "lead in accuracy over the flat solution",
+        "sure_lead_over_full": "lead in accuracy over the full gradient",
+        "sure_lead_over_random": "lead in accuracy over a random coordinate",
+        "sure_early_lead_over_random": "lead over a random coordinate at a quarter of the rounds",
+        "sure_lead_over_top_k": "lead in accuracy over the true top k",
+        "sure_lead_over_exp": "lead in accuracy over EXP",
+        "sure_lead_over_compressed": "lead in accuracy over random projection",
+        "sure_lead_over_no_memory": "lead in accuracy over the same arm without memory",
+        "sure_lead_over_scaled": "lead in accuracy over accumulating scaled gradients",
+        "sure_lead_over_large_share": "lead in accuracy over a large share μ",
+        "sure_calm_over_random": "spread of a random coordinate minus its own",
+        "sure_calm_over_flat": "spread of the flat solution minus its own",
+        "sure_calm_over_scaled": "spread of scaled accumulation minus its own",
+        "sure_calm_over_large_share": "spread of a large share μ minus its own",
+        "sure_gain": "gain in accuracy",
+        "sure_gain_over_loss": "gain minus the loss of accuracy",
+    }.items()
+}
+"""Metric of a record → a noun phrase after 'the'."""
+SETTINGS = {
+    "at_round": "round {}",
+    "clip": "C = {}",
+    "clip_norm": "C = {}",
+    "noise_scale": "σ = {}",
+    "epsilon": "ε = {}",
+    "local_iterations": "L = {}",
+    "pruned": "{:.0%} pruned",
+    "clients": "K = {}",
+    "participants": "K_t = {}",
+    "ratio": "μ = {}",
+    "dimensions": "d = {}",
+}
+"""Column of a record → how a reader sees its value; of another column, by its name alone."""

@@ -218,10 +218,13 @@ def claims_table(chapter: str | None = None) -> Table:
     for entry in load_claims():
         if chapter in (None, entry["chapter"]):
             outcome = verdict(entry)
-            where = f"{named(entry['paper'])}: {entry['where']}"
-            test = in_words(entry["test"]) if "test" in entry else "—"
-            badge = Badge(outcome.status, str(outcome))
-            rows.append([where, entry["statement"], test, badge, outcome.note or "—"])
+            rows.append([
+                f"{named(entry['paper'])}: {entry['where']}",
+                entry["statement"],
+                in_words(entry["test"]) if "test" in entry else "—",
+                Badge(outcome.status, str(outcome)),
+                "; ".join(part for part in (outcome.note, *outcome.beside) if part) or "—",
+            ])  # fmt: skip
     return Table(["where", "claim, in our words", "test", "verdict", "note"], rows)
 
 
@@ -248,22 +251,27 @@ def summary_table() -> Table:
     return Table(["paper", *Status], rows)
 
 
+def coverage(table: str) -> list[int]:
+    """Return how many values a table prints, then how many of them have been measured.
+
+    After them come those measured at the printed setting, that come out, and that are exceeded.
+    """
+    groups: dict[tuple[str, ...], list[Comparison]] = {}
+    for c in compare(table, measured(table)):
+        if c.printed and c.cell and c.cell["judged"]:
+            groups.setdefault(tuple(map(str, c.printed.values())), []).append(c)
+    counts = Counter(judge(group).status for group in groups.values())
+    reduced = counts[Status.REDUCED_SETTING]
+    return [len(load_published(table)), counts.total(), counts.total() - reduced,
+            counts[Status.REPRODUCED], counts[Status.EXCEEDED]]  # fmt: skip
+
+
 def values_table() -> Table:
     """Return how many of the papers' printed values are measured, and how many of them come out."""
     rows: list[list[Any]] = []
     for folder in sorted(path for path in PUBLISHED.iterdir() if path.is_dir()):
-        tables = [f"{folder.name}/{path.stem}" for path in sorted(folder.glob("table_*.csv"))]
-        groups: dict[tuple[str, ...], list[Comparison]] = {}
-        for table in tables:
-            for c in compare(table, measured(table)):
-                if c.printed and c.cell and c.cell["judged"]:
-                    groups.setdefault((table, *map(str, c.printed.values())), []).append(c)
-        counts = Counter(judge(group).status for group in groups.values())
-        rows.append([
-            named(folder.name), sum(len(load_published(table)) for table in tables),
-            counts.total(), counts.total() - counts[Status.REDUCED_SETTING],
-            counts[Status.REPRODUCED], counts[Status.EXCEEDED],
-        ])  # fmt: skip
+        tables = [coverage(f"{folder.name}/{path.stem}") for path in folder.glob("table_*.csv")]
+        rows.append([named(folder.name), *map(sum, zip(*tables, strict=True))])
     rows.append(["all", *(sum(row[i] for row in rows) for i in range(1, 6))])
     columns = ["paper", "printed values", "measured", "at the printed setting", "come out",
                "exceeded"]  # fmt: skip

@@ -7,7 +7,7 @@ gathered, an `Evidence`, into a status. A further status is one more rule there.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -227,12 +227,14 @@ class Outcome:
     gap : what was measured less what was asked for
     why : why it is undecided
     exceeded : a tuned value that lies beyond the printed one
+    cell : the recorded cell, with what was `asked`, what was `found` and its `spread`
     """
 
     held: bool | None
     gap: float = 0.0
     why: str = ""
     exceeded: bool = False
+    cell: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -257,12 +259,20 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A status, how many of the compared cells behind it held, and a sentence that says why."""
+    """A status, how many of the compared cells behind it held, and a sentence that says why.
+
+    Parameters
+    ----------
+    beside : what else a reader has to know
+    outcomes : of the compared cells; of a refuted claim, of its counter-examples
+    """
 
     status: Status
     held: int = 0
     cells: int = 0
     note: str = ""
+    beside: tuple[str, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
 
     def __str__(self) -> str:
         what = "its counter-example holds" if self.status is Status.REFUTED else "holds"

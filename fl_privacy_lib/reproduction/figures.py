@@ -180,10 +180,8 @@ def success_chart(
     )
     axes.set_yticks(range(len(cells)), [cell["name"] for cell in cells])
     axes.grid(axis="x", color="#e4e7eb")
-    handles = [
-        Line2D([], [], color=s["color"], marker=s["marker"], lw=1.4) for s in styles.values()
-    ]
-    figure.legend(handles, list(attackers.values()), loc="outside upper center", ncols=2)
+    lines = [Line2D([], [], color=s["color"], marker=s["marker"], lw=1.4) for s in styles.values()]
+    figure.legend(lines, list(attackers.values()), loc="outside upper center", ncols=2)
     return figure
 
 
@@ -302,20 +300,14 @@ def banded_curves(
             axes.axvline(mark, color=QUIET, lw=1, zorder=0)
         axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
         axes.grid(color="#e4e7eb")
-    for name, mark in (marks or {}).items():
-        grid[0, 0].annotate(
-            name,
-            (mark, 0.08),
-            (-2, 0),
-            textcoords="offset points",
-            fontsize=9,
-            color=QUIET,
-            rotation=90,
-            ha="right",
-        )
+    top = grid[0, 0]
+    for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
+        top.annotate(name, (mark, 1.0), (0, 3 + 11 * (i % 2)), top.get_xaxis_transform(),
+                     "offset points", fontsize=9, color=QUIET, ha="center")  # fmt: skip
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:
-        grid[-1, 0].legend()
+        handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in style]
+        figure.legend(handles=handles, loc="outside upper center", ncols=2)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import itertools
 import json
 import math
 import re
@@ -29,6 +30,7 @@ from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.counting_privacy.run import EXPERIMENT
 from fl_privacy_lib.reproduction import claims, experiment, figures, tables
 from fl_privacy_lib.reproduction.comparison import compare, measured, select
+from fl_privacy_lib.reproduction.interactive import Explorer
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import _text
@@ -456,8 +458,9 @@ def test_a_cell_that_is_not_understood_never_counts():
 def test_the_table_of_a_page_shows_every_recorded_cell():
     names = {"live": collections.defaultdict(dict), "load_published": load_published}
     names |= {"figures": figures, "tables": tables}
-    (text,) = [text for text, _ in sources("code") if "def accounted(" in text]
-    exec(text, names)
+    for function in ("def in_words(", "def accounted("):
+        (text,) = [text for text, _ in sources("code") if function in text]
+        exec(text, names)
     for table in chapter.TABLES:
         shown = names["accounted"](table)
         assert len(shown.columns) == len(shown.rows[0])
@@ -500,11 +503,10 @@ def test_the_page_goes_on_where_tensorflow_privacy_is_absent(monkeypatch):
 # ---- the coding exercise -------------------------------------------------------------------------
 
 
-def test_the_coding_exercise_can_be_solved_and_failed():
+def test_the_coding_exercise_can_be_solved_and_failed(capsys):
+    texts = [text for text, _ in sources("code")]
     (check,) = [
-        text.partition("\n\n\ntry:")[0]
-        for text, _ in sources("code")
-        if "def check_my_releases" in text
+        text.partition("\n\n\ntry:")[0] for text in texts if "def check_my_releases" in text
     ]
     solutions = (ROOT / "book" / "solutions_03.md").read_text()
     answer = re.search(r"```python\n(def my_releases.*?)```", solutions, re.S).group(1)
@@ -512,10 +514,42 @@ def test_the_coding_exercise_can_be_solved_and_failed():
     module.__dict__.update({"math": math, "np": np})
     exec(check + "\n" + answer, module.__dict__)
     solved = module.my_releases
-    assert module.check_my_releases(solved)
-    assert not module.check_my_releases(lambda *given: solved(*given) + 1)
-    assert not module.check_my_releases(lambda *given: max(0, solved(*given) - 1))
-    assert not module.check_my_releases(lambda *given: 0)
-    assert not module.check_my_releases(
-        lambda budget, noise, delta: solved(budget, noise, delta) + 0.5
-    )
+    assert module.check_my_releases(solved) and not capsys.readouterr().out
+    for wrong in (
+        lambda *given: solved(*given) + 1,
+        lambda *given: max(0, solved(*given) - 1),
+        lambda *given: solved(*given) + 0.5,
+        lambda *given: 0,
+        lambda *given: None,
+        lambda *given: np.zeros(3),
+    ):
+        assert not module.check_my_releases(wrong)
+        said = capsys.readouterr().out
+        assert re.match(r"With budget = .*: expected \d+, got .*\.\n", said, re.S), said
+
+
+# ---- the explorer --------------------------------------------------------------------------------
+
+
+def test_the_explorer_carries_what_the_accountant_says():
+    """Its formula over all T at once against the accountant, point by point."""
+    names = {"Explorer": Explorer, "DELTA": 1e-5}
+    (text,) = [text for text, _ in sources("code") if "Explorer(\n" in text]
+    explorer = eval(text.partition("\n")[2], names | {"preferred": PREFERRED})
+    assert str(PREFERRED) in text.partition("\n")[0]
+    page = explorer._repr_html_()
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
+    (_, noise), (_, rates), (_, steps) = data["sliders"]
+    shape = (len(noise), len(rates), len(steps))
+    assert shape == (10, 8, 41) == np.shape(data["epsilons"])
+    for i, j, k in itertools.product(range(0, 10, 3), range(0, 8, 7), range(0, 41, 8)):
+        run = Event(rates[j], noise[i], "example", "add_remove", uses=steps[k])
+        exact = spend(run, "rdp", 1e-5).epsilon
+        assert data["epsilons"][i][j][k] == pytest.approx(exact, rel=5e-4)
+    i, j, k = data["start"]
+    assert (noise[i], rates[j], steps[k]) == (6, 0.01, 10_000)
+    assert "σ = 6, sampling rate q = 0.01, T = 10,000 steps: ε = 0.659 at δ = 1e-05" in page
+    assert len(re.search(r'alt="([^"]*)"', page)[1]) > 60  # without scripts the figure is there
+
+
+PREFERRED = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)

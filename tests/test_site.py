@@ -213,6 +213,33 @@ def test_the_search_finds_a_term(page, address):
     assert page.troubles == []
 
 
+def test_moving_a_slider_of_the_explorer_changes_its_sentence(page, address):
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{address}/notebooks/03_counting_privacy.html", wait_until="networkidle")
+    box = page.locator(".privacy-explorer")
+    sentence, sliders = box.locator("output"), box.get_by_role("slider")
+    assert "σ = 6, sampling rate q = 0.01, T = 10,000 steps: ε = 0.659" in sentence.inner_text()
+    assert sliders.count() == 3 and box.locator("img").count() == 0
+    before = box.locator("circle").get_attribute("cy")
+    sliders.nth(2).focus()
+    page.keyboard.press("ArrowLeft")
+    assert sliders.nth(2).get_attribute("aria-valuetext") == "8,000"
+    assert "T = 8,000 steps" in sentence.inner_text()
+    assert "ε = 0.659" not in sentence.inner_text()
+    assert box.locator("circle").get_attribute("cy") != before
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")  # nothing sticks out
+    assert page.troubles == []
+
+
+def test_without_scripts_the_explorer_is_a_figure_and_a_sentence(browser, address):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(f"{address}/notebooks/03_counting_privacy.html")
+    box = tab.locator(".privacy-explorer")
+    assert box.locator("img").is_visible() and "ε = 0.659" in box.locator("p").inner_text()
+    context.close()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pictures_are_not_filtered_in_either_theme(page, address, theme):
     page.goto(f"{address}/book/intro.html", wait_until="networkidle")

@@ -7,39 +7,36 @@ import pandas as pd
 from fl_privacy_lib.reproduction.paths import MEASURED
 
 STEPS = {
-    "naive": "a loop over the examples",
-    "opacus": "one backward pass for all (Opacus)",
-    "ours_private": "clients stacked, no autograd",
-    "compiled_private": "one compiled kernel",
+    "opacus": "one backward pass\n(Opacus)",
+    "ours_private": "clients stacked,\nno autograd",
+    "compiled_private": "one compiled\nkernel",
 }
-"""Engines from naive to compiled, with what each does."""
+"""Engines after the naive one, with what each does."""
+COLUMNS = ["workload", "ratio", "vector_width", "median", "std"]
+NETWORKS = {"mnist_cnn": "MNIST", "cifar10_cnn": "CIFAR-10", "adult_mlp": "Adult"}
+"""Workload of the bench → the data set whose shape, network and batch size it has."""
 
 
-def recorded_ms(workload: str, folder: Path = MEASURED) -> dict[str, float]:
-    """Return the recorded ms of a client's local iteration by engine: 20 clients, one thread."""
-    table = pd.read_csv(folder / "performance.csv")
-    rows = table[
-        (table["workload"] == workload) & (table["participants"] == 20) & (table["workers"] == 1)
-    ]
-    return dict(zip(rows["engine"], rows["ms_per_client_iteration"], strict=True))
+def recorded_ratios(workload: str, folder: Path = MEASURED) -> dict[str, tuple[float, float]]:
+    """Return a workload's recorded ratios, ratio → (median, standard deviation); it may be empty.
 
-
-def recorded_ratios(workload: str, folder: Path = MEASURED) -> pd.DataFrame:
-    """Return the recorded ratios of a workload, none where the bench has not recorded any."""
-    path = folder / "performance_ratios.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame({"workload": []})
-    return table[table["workload"] == workload]
-
-
-def steps(workload: str, folder: Path = MEASURED) -> list[tuple[str, float, float]]:
-    """Return what each engine of `STEPS` does, its recorded ms, and its gain over the one before.
-
-    An engine without a recorded row is left out; the first one's gain is 1.
+    Rows of a kernel that was compiled for narrower registers than the machine's are left out.
     """
-    ms = recorded_ms(workload, folder)
-    names = [name for name in STEPS if name in ms]
-    before = [names[0], *names] if names else []
+    path = folder / "performance_ratios.csv"
+    table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=COLUMNS)
+    rows = table[table["workload"] == workload].query("vector_width == 'native'")
+    return dict(zip(rows["ratio"], zip(rows["median"], rows["std"], strict=True), strict=True))
+
+
+def gains(folder: Path = MEASURED) -> list[tuple[str, float, str, float]]:
+    """Return (step, times as fast as the naive loop, network, standard deviation), step by step.
+
+    An engine without a recorded row is left out.
+    """
+    ratios = {data: recorded_ratios(workload, folder) for workload, data in NETWORKS.items()}
     return [
-        (STEPS[name], ms[name], ms[last] / ms[name])
-        for last, name in zip(before, names, strict=False)
+        (step, recorded[ratio][0], data, recorded[ratio][1])
+        for engine, step in STEPS.items()
+        for data, recorded in ratios.items()
+        if (ratio := f"naive / {engine}") in recorded
     ]

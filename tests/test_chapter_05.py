@@ -15,12 +15,15 @@ import torch
 from fed_cdp_scenes import EVERYTHING
 
 from fl_privacy_lib import audit
+from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
 from fl_privacy_lib.chapters.fed_cdp import run
 from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
-from fl_privacy_lib.chapters.fed_cdp.grid import PARTS
+from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, PARTS
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
+from fl_privacy_lib.chapters.fed_cdp.rates import RATES
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
+from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.reproduction import claims, comparison, experiment, loading
 from fl_privacy_lib.reproduction.comparison import compare, measured, select
 from fl_privacy_lib.reproduction.experiments import training as training
@@ -41,8 +44,8 @@ def accuracy_at(point):
 def made_up(point):
     """Return a result of the right form for any point of the grid, with no training at all."""
     if isinstance(point, fed_cdp_utility.Utility):
-        result = {
-            name: np.array([1.0, 2.0, 3.0]) for name in ("signal", "noise", "predicted_noise")
+        result = {name: np.array([1.0, 2.0, 3.0]) for name in ("noise", "predicted_noise")} | {
+            "signal": np.array([0.01, 0.02, 0.03])
         }
         result |= {"bounds": np.array([0.1, 0.2]), "flipped": np.array([False, True])}
         return result | {
@@ -118,7 +121,7 @@ def test_cells_hold_every_metric_of_their_rows(folder):
     assert comparison.cells(frame, {"method": "no such"}) == []
 
 
-def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
+def test_the_nearest_rate_is_of_the_same_data_and_arm_then_noise():
     near = {
         ("mnist", "fed_cdp", "code", "6", "100"): 0.01,
         ("mnist", "fed_cdp", "code", "1", "100"): 0.05,
@@ -131,33 +134,19 @@ def test_the_nearest_rate_is_of_the_same_arm_then_data_then_noise():
     assert fed_cdp_rows.nearest_rate(replace(point, noise_scale=0.8), near) == 0.05
     assert fed_cdp_rows.nearest_rate(replace(point, local_iterations=2), near) == 0.0004
     assert fed_cdp_rows.nearest_rate(replace(point, dataset="cancer"), near) == 0.25
-    assert fed_cdp_rows.nearest_rate(replace(point, dataset="digits"), near) == 0.01
     assert fed_cdp_rows.nearest_rate(replace(point, setting="printed"), near) == 0.002
     assert fed_cdp_rows.nearest_rate(replace(point, setting="as_coded"), near) == 0.05
-    assert fed_cdp_rows.nearest_rate(replace(point, method="fed_sdp"), near) == training.CODE_RATE
-    assert fed_cdp_rows.nearest_rate(point, {}) == training.CODE_RATE
+    untried = (replace(point, dataset="digits"), replace(point, method="fed_sdp"))
+    for other in untried:  # MNIST's rates are not taken over, nor another method's
+        with pytest.raises(InputError, match=r"no learning rate is chosen .* held-out data first"):
+            fed_cdp_rows.nearest_rate(other, near)
 
 
-def test_the_nearest_cell_is_of_the_same_arm(folder):
-    cells = comparison.cells(measured("fed_cdp/table_2", folder))
-    point = Training("mnist", "fed_cdp", "code", participants=9, rounds=4, local_iterations=50)
-    nearest = fed_cdp_rows.nearest_cell(point, cells)
-    assert (
-        nearest["method"],
-        nearest["setting"],
-        nearest["participants"],
-        nearest["local_iterations"],
-    ) == (
-        "fed_cdp",
-        "code",
-        "10",
-        "100",
-    )
-    assert (
-        fed_cdp_rows.nearest_cell(replace(point, local_iterations=1), cells)["local_iterations"]
-        == "1"
-    )
-    assert fed_cdp_rows.nearest_cell(replace(point, dataset="digits"), cells) is None
+def test_every_arm_of_the_page_has_a_recorded_rate_on_the_embedded_data():
+    rates = run.recorded_rates().rates
+    for dataset in FedCdp.auto_datasets:
+        for arm in ARMS:
+            assert fed_cdp_rows.nearest_rate(Training(dataset, *arm), rates) in RATES
 
 
 # ---- ε -------------------------------------------------------------------------------------------
@@ -166,7 +155,6 @@ def test_the_nearest_cell_is_of_the_same_arm(folder):
 def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
     held = Holding(50_000, 500, 3)
     monkeypatch.setattr(fed_cdp_rows, "holding", lambda *_: held)
-    monkeypatch.setattr(fed_cdp_rows, "load_if_available", lambda _: held)
     fed_cdp_rows.spent.cache_clear()
     arms = (
         ("fed_cdp", "example", fed_cdp("batch")),
@@ -190,9 +178,38 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
         assert fed_cdp_rows.spent.cache_info().misses == computed, "one computation serves every C"
     assert fed_cdp_rows.epsilons(Training("mnist", "non_private")) == "—"
     assert fed_cdp_rows.epsilons(Training("mnist", "median_clip", "code")).endswith("/ ∞")
-    monkeypatch.setattr(fed_cdp_rows, "load_if_available", lambda _: None)
-    assert fed_cdp_rows.epsilons(Training("mnist", "fed_cdp", "code")) == "data not here"
     fed_cdp_rows.spent.cache_clear()
+
+
+@pytest.mark.parametrize(("dataset", "clients"), fed_cdp_rows.HELD)
+def test_what_is_stored_of_the_data_is_what_a_split_gives(dataset, clients):
+    known = fed_cdp_rows.HELD[dataset, clients]
+    assert known.examples == setup_of(dataset).examples
+    if loading.load_if_available(dataset) is None:
+        pytest.skip(f"the files of {dataset} are not here")
+    labels = loading.labelled(dataset)
+    split = setup_of(dataset).split(labels, clients, np.random.default_rng([0, 1]))
+    assert known == Holding.of(split, fed_cdp_rows.TENSORS)
+    shares = np.bincount(labels.validation_y) / len(labels.validation_y)
+    assert fed_cdp_rows.GUESSES[dataset] == pytest.approx(shares.max(), abs=1e-12)
+
+
+def test_records_show_their_epsilon_without_the_data(monkeypatch):
+    """Every recorded private training has an ε that needs no file, and every table its guess."""
+
+    def absent(name):
+        raise AssertionError(f"the files of {name} were asked for")
+
+    monkeypatch.setattr(fed_cdp_rows, "labelled", absent)
+    fed_cdp_rows.holding.cache_clear()
+    for table in ("table_1", "table_2", "table_4", "table_5", "variants"):
+        for cell in comparison.cells(measured(f"fed_cdp/{table}")):
+            point = training.point_of(cell)
+            assert fed_cdp_rows.holding(point.dataset, point.clients).examples > 0
+            assert point.dataset.removesuffix("_z") in fed_cdp_rows.GUESSES
+    fed_cdp_rows.holding.cache_clear()
+    digits = np.bincount(loading.labelled("digits").validation_y)
+    assert fed_cdp_rows.GUESSES["digits"] == digits.max() / digits.sum()
 
 
 # ---- published beside measured -------------------------------------------------------------------
@@ -373,30 +390,42 @@ def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, mon
         if "parameters" in tags:
             page.__dict__.update(small)
     plt.close("all")
-    drawn = [len(axes.lines) for axes in page.__dict__["figure"].axes]
-    assert drawn[0] >= (2 if not parts else 3)  # at least the published points, in both readings
     crossed = page.crossed("fed_cdp/table_4", "clip", "C")
-    words = Counter(
-        row[-1].status for row in crossed.rows if row[-1] not in ("—", "another reading")
-    )
-    assert words == (
-        {"not reproduced": 5, "reduced setting": 2} if parts == MANY else {"not run": 5}
-    )
-    assert (page.search_figure() is page.NOT_RUN) == (parts != MANY)
+    assert ("status" in crossed.columns) == (parts == MANY)
+    if parts == MANY:
+        statuses = Counter(str(row[-1]) for row in crossed.rows)
+        assert statuses.keys() == {"not reproduced", "reduced setting", "another reading"}
+        assert page.searched_trainings() and page.rows
+        assert len(page.noisy) > 5 and page.figure.axes
+    else:
+        assert not page.searched_trainings()
     text = page.tables.beside(
-        "fed_cdp/table_2", page.ACCURACIES, page.one_cell, frame=page.hundred, unrecorded=True
+        "fed_cdp/table_2", page.ACCURACIES, page.one_cell, frame=page.frame
     ).html()
     assert ("reproduced</span>" in text) == (parts == MANY)
-    assert text.count("status-not-run") == (4 if parts == MANY else 12)
-    assert "0.924" in text  # printed, whether or not it ran
+    assert ("0.924" in text) == (parts == MANY)
+    arms = {arm[:3] for arm in page.RATES}  # what was not recorded was searched before it was shown
+    assert {("digits", *arm) for arm in ARMS} <= arms
 
 
-def test_the_coding_exercise_can_be_solved_and_failed():
+def test_the_exercise_says_what_is_wrong(capsys):
+    module = exercise()
+    for sentence, function in (
+        ("expected a vector of 30 numbers, got 1", lambda gradient: 0),
+        ("expected a vector of 30 numbers, got NoneType", lambda gradient: None),
+        ("expected a vector of 30 numbers, got 600", lambda gradient: torch.zeros(600)),
+        ("got a vector that begins [0.0, 0.0, 0.0]", lambda gradient: torch.zeros(30)),
+    ):
+        assert module.check_my_record(function) is False
+        said = capsys.readouterr().out
+        assert "client 0: the input was the gradient" in said and sentence in said
+
+
+def exercise():
+    """Return a module with the exercise's check and its published solution."""
     check = next(source for source, _ in sources() if "def check_my_record" in source)
     solutions = (ROOT / "book" / "solutions_05.md").read_text()
     solution = re.search(r"```python\n(def my_record.*?)```", solutions, re.S).group(1)
-    from fl_privacy_lib.federated import Tap, simulate
-
     module = types.ModuleType("exercise")
     module.__dict__.update(
         {
@@ -410,6 +439,11 @@ def test_the_coding_exercise_can_be_solved_and_failed():
         }
     )
     exec(check.partition("\n\n\ntry:")[0] + "\n" + solution, module.__dict__)
+    return module
+
+
+def test_the_coding_exercise_can_be_solved_and_failed():
+    module = exercise()
     assert module.check_my_record(module.my_record)
     assert not module.check_my_record(lambda gradient: next(iter(gradient.values()))[0] * 0 + 1)
     assert not module.check_my_record(lambda gradient: list(gradient.values())[-1].flatten()[:30])

@@ -13,7 +13,13 @@ class FedCdp(Settings):
     notebook: ClassVar[str] = "05_fed_cdp"
     auto_datasets: ClassVar[tuple[str, ...]] = ("mnist", "digits")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "smoke": {"participants": 2, "rounds": 1, "local_iterations": 2, "examples": 20},
+        "smoke": {
+            "participants": 2,
+            "rounds": 1,
+            "local_iterations": 2,
+            "examples": 20,
+            "seeds": 1,
+        },
         "full": {
             "clients": 1000,
             "participants": 100,
@@ -28,9 +34,9 @@ class FedCdp(Settings):
     )
     clients: int = Field(100, ge=1, le=10_000, description="clients in all, K")
     participants: int = Field(5, ge=1, le=10_000, description="clients in a round, K_t")
-    rounds: int = Field(4, ge=1, le=10_000, description="rounds, T")
+    rounds: int = Field(10, ge=1, le=10_000, description="rounds, T")
     local_iterations: int = Field(
-        50, ge=1, le=10_000, description="local iterations in a participation, L"
+        100, ge=1, le=10_000, description="local iterations in a participation, L"
     )
     batch_size: int = Field(
         0, ge=0, le=200, description="examples in a local batch, B; 0: the paper's for these data"
@@ -42,13 +48,16 @@ class FedCdp(Settings):
     decay_to: float = Field(2.0, gt=0, le=1e6, description="where that bound ends after T rounds")
     noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
     local_lr: float = Field(
-        0.0, ge=0, le=100, description="the clients' learning rate η; 0: each arm's recorded best"
+        0.0,
+        ge=0,
+        le=100,
+        description="the clients' learning rate η; 0: the best recorded for each arm on these data",
     )
     examples: int = Field(
         200, ge=1, le=10_000, description="examples whose utility bound is computed"
     )
     seeds: int = Field(
-        1, ge=1, le=100, description="repetitions with new clients' data, weights and noise"
+        3, ge=1, le=100, description="repetitions with new clients' data, weights and noise"
     )
     seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
     device: Device = Field(

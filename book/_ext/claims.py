@@ -1,0 +1,333 @@
+"""The page of claims: ``.. claims:: headlines``, ``papers`` and ``list``; the role ``claim``.
+
+All of it is HTML that works without a script; ``claims.js`` adds the filter. The records, the
+printed values and the list as CSV are copied beside the pages. ``{claim}`fed_cdp.table_7` `` links
+to an entry of the list.
+"""
+
+import functools
+import html
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import claim_rows
+from claim_rows import Claim, Coverage
+from claim_sections import Section, section_of, sections_of
+from docutils import nodes
+from sphinx.util import logging
+from sphinx.util.docutils import ReferenceRole, SphinxDirective
+
+from fl_privacy_lib.chapters import CHAPTERS
+from fl_privacy_lib.reproduction.figures import named
+from fl_privacy_lib.reproduction.paths import RESULTS
+from fl_privacy_lib.reproduction.tables import summary_table
+from fl_privacy_lib.reproduction.verdict import Status
+
+PAGE, RECORDS = "book/claims", "records"
+Link = Callable[[Claim], tuple[str, str]]
+"""A claim → the address of the section that argues it, seen from the page of claims; its title."""
+
+
+def text(words: str) -> str:
+    """Return words as HTML, with the indices of symbols set below the line."""
+    escaped = html.escape(words, quote=False)
+    return re.sub(r"\b([A-Za-zσεα])_([A-Za-z0-9])\b", r"\1<sub>\2</sub>", escaped)
+
+
+def badge(status: Status) -> str:
+    """Return a status as a badge."""
+    return f'<span class="status status-{status.style}">{status}</span>'
+
+
+def link(address: str, words: str, attributes: str = "") -> str:
+    """Return a link."""
+    return f'<a href="{html.escape(address)}"{attributes}>{text(words)}</a>'
+
+
+def record_link(table: str, words: str) -> str:
+    """Return a link to the local copy of a record."""
+    return link(f"../{RECORDS}/measured/{table}.csv", words, " download")
+
+
+# ---- parts of the page ---------------------------------------------------------------------------
+
+
+def headlines(claims: list[Claim], argued: Link) -> str:
+    """Return the findings that matter most, each with its computed verdict."""
+    items = []
+    for claim in sorted(
+        (c for c in claims if "headline" in c.entry), key=lambda c: int(c.entry["chapter"])
+    ):
+        address, title = argued(claim)
+        items.append(
+            f"<li><p>{text(claim.headline() or '')}</p>"
+            f'<p class="claim-foot">{badge(claim.status)} {claim.counts} '
+            f"<span>{link('#' + claim.id, claim.title)}</span> "
+            f"<span>{link(address, title)}</span></p></li>"
+        )
+    return f'<ol class="claim-headlines">{"".join(items)}</ol>'
+
+
+def papers(claims: list[Claim], argued: Link) -> str:
+    """Return the counts of verdicts and, table by table, how much of each paper comes out."""
+    counts = scrolling(summary_table().html(), "Claims of each paper by verdict")
+    rows = []
+    for paper, tables in claim_rows.matrix(claims).items():
+        cells = "".join(coverage_cell(table) for table in tables)
+        rows.append(
+            f'<div class="coverage-row"><p id="coverage-{paper}">{named(paper)}</p>'
+            f'<ul aria-labelledby="coverage-{paper}">{cells}</ul></div>'
+        )
+    return f'{counts}<div class="coverage">{"".join(rows)}</div>'
+
+
+def scrolling(table: str, label: str) -> str:
+    """Return a table in a box that scrolls, also by key."""
+    return table.replace(
+        '<div class="table-scroll">',
+        f'<div class="table-scroll" tabindex="0" role="group" aria-label="{label}">',
+    )
+
+
+def coverage_cell(table: Coverage) -> str:
+    """Return a published table as a cell of the grid: letter, word, and three counts."""
+    letter, word = table.grade
+    counts = f"{table.come_out} of {table.measured}" if table.measured else f"{table.printed}"
+    rest = f"come out, {table.printed} printed" if table.measured else "printed"
+    if table.exceeded:
+        rest += f", {table.exceeded} exceeded"
+    inside = (
+        f'<span class="coverage-name">{table.title}</span> '
+        f'<span class="coverage-grade"><b>{letter}</b> {word}</span> '
+        f'<span class="coverage-counts">{counts} {rest}</span>'
+    )
+    whole = f'<a href="#{table.claim}">{inside}</a>' if table.claim else f"<span>{inside}</span>"
+    return f'<li class="coverage-{word.replace(" ", "-")}">{whole}</li>'
+
+
+COLUMNS = (("Where", "text"), ("Claim", "text"), ("Verdict", "number"),
+           ("Published or asked → measured", "none"), ("Deviation", "number"),
+           ("Seeds", "text"))  # fmt: skip
+
+
+def claim_list(claims: list[Claim], argued: Link) -> str:
+    """Return the filter and the list of all claims."""
+    head = "".join(
+        f'<th scope="col" role="columnheader" data-sort="{kind}">{name}</th>'
+        for name, kind in COLUMNS
+    )
+    rows = "".join(claim_row(claim, argued) for claim in claims)
+    files = {"claims.csv": "this list (CSV)", "cells.csv": "every compared cell (CSV)"}
+    links = [link(f"../{RECORDS}/{name}", words, " download") for name, words in files.items()]
+    return (
+        f"<p>Download {' or '.join(links)}.</p>{claim_filter(claims)}"
+        '<table class="claim-list" role="table" '
+        f'aria-label="All claims"><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
+        f'<tbody role="rowgroup">{rows}</tbody></table>'
+    )
+
+
+def claim_filter(claims: list[Claim]) -> str:
+    """Return the form that `claims.js` shows and serves."""
+    options = {
+        "paper": list(dict.fromkeys(c.paper for c in claims)),
+        "chapter": sorted({str(int(c.entry["chapter"])) for c in claims}, key=int),
+        "status": [str(s) for s in Status if any(c.status is s for c in claims)],
+        "data": sorted({name for c in claims for name in c.data}, key=str.lower) + [NO_DATA],
+    }
+    labels = {"paper": "Paper", "chapter": "Chapter", "status": "Verdict", "data": "Data set"}
+    selects = "".join(
+        f'<label>{labels[name]} <select name="{name}"><option value="">all</option>'
+        + "".join(f"<option>{html.escape(o)}</option>" for o in values)
+        + "</select></label>"
+        for name, values in options.items()
+    )
+    return (
+        f'<form class="claim-filter" id="claim-filter" hidden>{selects}'
+        '<label>Words <input type="search" name="words" autocomplete="off"></label>'
+        '<button type="reset">Show all</button>'
+        f'<p role="status" id="claim-count">{len(claims)} of {len(claims)} claims</p></form>'
+    )
+
+
+NO_DATA = "none (computed)"
+
+
+def claim_row(claim: Claim, argued: Link) -> str:
+    """Return a claim as a row of the list."""
+    entry = claim.entry
+    data = "|".join(claim.data or (NO_DATA,))
+    keys = {"paper": claim.paper, "chapter": str(int(entry["chapter"])),
+            "status": str(claim.status), "data": data}  # fmt: skip
+    attributes = "".join(f' data-{k}="{html.escape(v)}"' for k, v in keys.items())
+    ours = " <em>our finding</em>" if entry["kind"] == "finding" else ""
+    order = list(Status).index(claim.status)
+    cells = (
+        (f"<b>{link('#' + claim.id, named(entry['paper']))}</b>{ours}<br>{text(entry['where'])}",
+         claim.title),
+        (claim_text(claim, argued), entry["statement"]),
+        (f"{badge(claim.status)}<br>{claim.counts}", order),
+        (f"{text(claim.published)} → <b>{text(claim.measured)}</b>"
+         f'<br><span class="claim-which">{text(claim.which)}</span>', ""),
+        (text(claim.deviation), f"{claim.size:g}"),
+        (text(claim.seeds), claim.seeds),
+    )  # fmt: skip
+    tds = ""
+    for (name, _), (inside, key) in zip(COLUMNS, cells, strict=True):
+        tag, role = ("th scope=row", "rowheader") if name == "Where" else ("td", "cell")
+        tds += (
+            f'<{tag} role="{role}" data-label="{name}" data-key="{html.escape(str(key))}">'
+            f"{inside}</{tag[:2]}>"
+        )
+    return f'<tr role="row" id="{claim.id}"{attributes}>{tds}</tr>'
+
+
+def claim_text(claim: Claim, argued: Link) -> str:
+    """Return what is claimed, how it is tested, why it has its verdict, and where to look."""
+    entry = claim.entry
+    parts = [f"<p>{text(entry['statement'])}</p>"]
+    if claim.tests:
+        parts.append(f"<p><b>Test.</b> {text(' '.join(claim.tests))}</p>")
+    parts.append(f"<p><b>Why.</b> {text(claim.why)}</p>")
+    if claim.more:
+        items = "".join(f"<li>{text(line)}</li>" for line in claim.more)
+        summary = "What was tried, and other readings"
+        parts.append(f"<details><summary>{summary}</summary><ul>{items}</ul></details>")
+    address, title = argued(claim)
+    links = [link(address, title)]
+    table = entry.get("table")
+    if table:
+        links.append(record_link(table, "record (CSV)"))
+        if claim.search:
+            links.append(record_link(claim.search, "every learning rate tried (CSV)"))
+    parts.append(f'<p class="claim-links">{" · ".join(links)}</p>')
+    if table:
+        parts.append(recompute(table, claim.search))
+    return "".join(parts)
+
+
+def recompute(table: str, search: str | None) -> str:
+    """Return the commands that record a table, folded, with the time that they took."""
+    commands = [claim_rows.command(name) for name in (search, table) if name]
+    lines = "".join(f"<pre><code>{html.escape(line)}</code></pre>" for line in commands)
+    part = claim_rows.parts()[table]
+    note = f"The recorded points took {claim_rows.hours(table)}."
+    if part.names:
+        note += f" In parts: {', '.join(f'<code>{name}</code>' for name in part.names)}."
+    return (
+        f'<details class="claim-command"><summary>Recompute</summary>{lines}<p>{note}</p></details>'
+    )
+
+
+PARTS = {"headlines": headlines, "papers": papers, "list": claim_list}
+
+
+def chapter_top(claim: Claim) -> tuple[str, str]:
+    """Return the link to a claim's chapter, where its sections are not known."""
+    number = claim.entry["chapter"]
+    return f"../notebooks/{CHAPTERS[number].notebook}.html", f"chapter {int(number)}"
+
+
+def whole_page() -> str:
+    """Return all generated parts of the page, computed now."""
+    claims = claim_rows.gather()
+    return "\n".join(part(claims, chapter_top) for part in PARTS.values())
+
+
+# ---- Sphinx --------------------------------------------------------------------------------------
+
+
+class ClaimsPart(nodes.General, nodes.Element):
+    """A part of the page, drawn when all other pages are known."""
+
+
+class Claims(SphinxDirective):
+    """``.. claims:: headlines``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Put a placeholder for the named part."""
+        self.env.note_dependency(str(RESULTS / "claims.yml"))
+        return [ClaimsPart(part=self.arguments[0])]
+
+
+class ClaimRole(ReferenceRole):
+    """``{claim}`fed_cdp.table_7` ``."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        """Link to the list; warn, which ends the strict build, where there is no such claim."""
+        known = {claim.id: claim for claim in computed()}
+        if self.target not in known:
+            logging.getLogger(__name__).warning(
+                "no such claim: %s", self.target, location=self.get_location()
+            )
+            return [nodes.literal(text=self.title)], []
+        up = "../" * self.env.docname.count("/")
+        words = self.title if self.has_explicit_title else known[self.target].title
+        address = f"{up}{PAGE}.html#{quote(self.target)}"
+        return [nodes.reference("", words, internal=True, refuri=address)], []
+
+
+@functools.cache
+def computed() -> list[Claim]:
+    """Return the claims, gathered once a build."""
+    return claim_rows.gather()
+
+
+def argued_in(app) -> Link:
+    """Return where each claim is argued, from the headings of the pages that were read."""
+    folder, tocs = Path(app.srcdir, "notebooks"), app.env.tocs
+    known: dict[str, list[Section]] = {
+        number: sections_of(folder, kind.notebook) for number, kind in CHAPTERS.items()
+    }
+
+    def argued(claim: Claim) -> tuple[str, str]:
+        top, words = chapter_top(claim)
+        section = section_of(known[claim.entry["chapter"]], claim.entry)
+        toc = tocs.get(f"notebooks/{section.page}") if section else None
+        if section is None or toc is None:
+            return top, words
+        for reference in toc.findall(nodes.reference):
+            if claim_slug(reference.astext()) == section.slug:
+                page = f"../notebooks/{section.page}.html{reference['anchorname']}"
+                return page, f"{words}: {reference.astext()}"
+        return top, words
+
+    return argued
+
+
+def claim_slug(title: str) -> str:
+    """Return a heading in the form in which sections are compared."""
+    return Section("", title, "").slug
+
+
+def draw(app, doctree, docname) -> None:
+    """Put the parts in the place of their placeholders."""
+    for node in list(doctree.findall(ClaimsPart)):
+        inside = PARTS[node["part"]](computed(), argued_in(app))
+        node.replace_self(nodes.raw("", inside, format="html"))
+
+
+def copy_files(app, exception) -> None:
+    """Copy the records and the printed values beside the pages, and write the two lists."""
+    if exception is not None or app.builder.format != "html":
+        return
+    folder = Path(app.outdir, RECORDS)
+    for name in ("measured", "published"):
+        shutil.copytree(RESULTS / name, folder / name, dirs_exist_ok=True)
+    (folder / "claims.csv").write_text(claim_rows.claims_csv(computed()), encoding="utf-8")
+    (folder / "cells.csv").write_text(claim_rows.cells_csv(computed()), encoding="utf-8")
+
+
+def setup(app) -> dict[str, object]:
+    """Register the directive, the role and the files."""
+    app.add_node(ClaimsPart)
+    app.add_directive("claims", Claims)
+    app.add_role("claim", ClaimRole())
+    app.connect("doctree-resolved", draw)
+    app.connect("build-finished", copy_files)
+    return {"version": "1", "env_version": 1}

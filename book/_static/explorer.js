@@ -4,11 +4,13 @@
 (function () {
   "use strict";
 
-  const HEIGHT = 280, LEFT = 56, RIGHT = 16, TOP = 12, BOTTOM = 46;
+  const HEIGHT = 300, LEFT = 56, RIGHT = 16, TOP = 28, BOTTOM = 46;
 
   function shown(value) {
     return value >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
   }
+
+  const compact = new Intl.NumberFormat("en", { notation: "compact" });  // 10K: labels fit a phone
 
   function svg(name, attributes, text) {
     const node = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -70,15 +72,15 @@
       for (let d = x0; d <= x1; d++) {
         picture.append(svg("line", { class: "grid", x1: x(10 ** d), x2: x(10 ** d), y1: TOP, y2: bottom }));
         picture.append(svg("text", { x: x(10 ** d), y: bottom + 18, "text-anchor": d === x1 ? "end" : "middle" },
-          (10 ** d).toLocaleString("en")));
+          compact.format(10 ** d)));
       }
       for (let d = y0; d <= y1; d++) {
         picture.append(svg("line", { class: "grid", x1: LEFT, x2: right, y1: y(10 ** d), y2: y(10 ** d) }));
         picture.append(svg("text", { x: LEFT - 6, y: y(10 ** d) + 4, "text-anchor": "end" },
-          d < 0 ? (10 ** d).toFixed(-d) : (10 ** d).toLocaleString("en")));
+          d < 0 ? (10 ** d).toFixed(-d) : compact.format(10 ** d)));
       }
       picture.append(svg("text", { x: (LEFT + right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "steps T"));
-      picture.append(svg("text", { x: 4, y: TOP + 4 }, "ε"));
+      picture.append(svg("text", { x: LEFT, y: 14, "text-anchor": "middle" }, "ε"));
       const px = x(steps[at]), py = y(curve[at]);
       picture.append(svg("path", { class: "guide", d: `M${LEFT},${py}H${px}V${bottom}` }));
       picture.append(svg("polyline", { class: "curve", points: steps.map((t, i) => `${x(t)},${y(curve[i])}`).join(" ") }));

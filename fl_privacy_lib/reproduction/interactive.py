@@ -117,14 +117,16 @@ class Explorer:
         values = {"noise multiplier σ": self.noise, "sampling rate q": self.rates,
                   "steps T": self.steps}  # fmt: skip
         places = [list(v).index(s) for v, s in zip(values.values(), self.start, strict=True)]
-        sentence, rate = SENTENCE.replace("$", f"{self.delta:g}"), self.start[1]
+        delta, rate = f"{self.delta:.0e}".replace("e-0", "e-"), self.start[1]
+        sentence = SENTENCE.replace("$", delta)
         data = {"sliders": [[name, list(v)] for name, v in values.items()], "start": places,
                 "epsilons": self.epsilons, "sentence": sentence}  # fmt: skip
         drawn: dict[str, Curve] = {
             f"σ = {noise:g}": (self.steps, rows[places[1]])
             for noise, rows in list(zip(self.noise, self.epsilons, strict=True))[::3]
         }
-        picture = _png(curves(drawn, "steps T", "ε", xscale="log", yscale="log"))
+        axes = {"xscale": "log", "yscale": "log", "size": (4.7, 3.2)}  # labels readable at 390 px
+        picture = _png(curves(drawn, "steps T", "ε", **axes))
         alt = (
             f"Curves of ε over the number of steps at q = {rate:g}, both axes logarithmic, for "
             f"{', '.join(drawn)}. Each curve rises, and the more noise, the lower it lies."

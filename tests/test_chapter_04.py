@@ -2,7 +2,6 @@
 
 import json
 import re
-import types
 from functools import partial
 
 import pandas as pd
@@ -20,6 +19,7 @@ from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.models import training_cnn
 from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
+from fl_privacy_lib.reproduction.comparison import cells, compare, measured, select
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.records import MeasuredTable
 from tools import bench, bench_record
@@ -211,32 +211,63 @@ def test_a_row_takes_the_place_of_the_one_with_its_keys_and_no_other(tmp_path):
     assert path.read_text() == "a,b,value\n1,1,z\n1,2,y\n"
 
 
-def test_steps_are_read_from_the_record_in_their_order(tmp_path):
-    for engine, ms in (
-        ("compiled_private", 0.5),
-        ("naive", 8.0),
-        ("ours_private", 2.0),
-        ("plain_non_private", 3.0),
+def test_gains_are_read_from_the_record_step_by_step(tmp_path):
+    keys = bench_record.RATIO_KEYS
+    for ratio, width, median in (
+        ("naive / compiled_private", "native", 9.0),
+        ("naive / compiled_private", "8", 5.0),  # narrower registers
+        ("naive / opacus", "native", 1.5),
+        ("opacus / compiled_private", "native", 6.0),
     ):
-        row = {
-            "workload": "w",
-            "engine": engine,
-            "participants": 20,
-            "workers": 1,
-            "ms_per_client_iteration": ms,
-        }
-        row |= {"peak_mib": "none", "version": "0", "date": "d"}
-        bench_record.put(
-            tmp_path / "performance.csv", bench_record.COLUMNS, bench_record.ENGINE_KEYS, row
-        )
-    assert [(ms, gain) for _, ms, gain in speed.steps("w", tmp_path)] == [
-        (8.0, 1.0),
-        (2.0, 4.0),
-        (0.5, 4.0),
+        row = {"workload": "adult_mlp", "ratio": ratio, "vector_width": width, "median": median}
+        row |= {"std": 0.1, "repetitions": 5, "goal": "none", "version": "0", "date": "d"}
+        bench_record.put(tmp_path / "performance_ratios.csv", bench_record.RATIO_COLUMNS, keys, row)
+    steps = speed.STEPS
+    assert speed.gains(tmp_path) == [
+        (steps["opacus"], 1.5, "Adult", 0.1),
+        (steps["compiled_private"], 9.0, "Adult", 0.1),
     ]
-    assert speed.steps("another", tmp_path) == [] and speed.recorded_ratios("w", tmp_path).empty
-    for workload in bench.WORKLOADS:
-        assert len(speed.steps(workload)) >= 3, "the page's picture has its rows"
+    assert speed.gains(tmp_path / "nothing") == []
+    assert speed.recorded_ratios("another", tmp_path) == {}
+
+
+def test_the_record_shows_what_the_page_says_of_it():
+    gains = speed.gains()
+    assert {step for step, *_ in gains} == set(speed.STEPS.values())
+    for network in speed.NETWORKS.values():
+        medians = [median for _, median, data, _ in gains if data == network]
+        assert medians == sorted(medians) and medians[0] > 1, "every step is a gain"
+    for workload in speed.NETWORKS:
+        recorded = speed.recorded_ratios(workload)
+        shares = {stage: recorded[f"share of {stage}"] for stage in bench_record.STAGES}
+        middle, spread = shares["norms and clip"]
+        assert abs(middle) <= spread, "norms and clip take no time that the bench can see"
+        assert max(shares, key=lambda stage: shares[stage][0]) == "backward"
+
+
+def test_the_kernel_s_cost_of_privacy_is_the_least_and_that_of_the_largest_norm_is_not_free():
+    over = "ratio_to_non_private"
+    for table, method in (
+        ("fed_cdp/table_3", "fed_cdp"),
+        ("dynamic_parameters/table_10", "dp_baseline"),
+    ):
+        of = {
+            (c["engine"], c["dataset"]): c[over] for c in cells(measured(table), {"method": method})
+        }
+        for c in compare(
+            table, select(measured(table), {"engine": "as_written", "method": method})
+        ):
+            if c.cell:
+                data = c.printed["dataset"]
+                least = min(float(c.printed["value"]), of["as_written", data])
+                assert of["compiled", data] < least
+    for table, method, base in (
+        ("fed_alpha_cdp/table_9", "fed_alpha_cdp", "ratio_to_fed_cdp"),
+        ("dynamic_parameters/table_10", "dp_dyns_l2max", "ratio_to_dp_baseline"),
+    ):
+        for cell in cells(measured(table), {"method": method}):
+            assert (cell[base] > 1.2) == (cell["engine"] == "compiled")
+            assert cell["engine"] == "compiled" or abs(cell[base] - 1) < 0.05
 
 
 @pytest.mark.parametrize("dataset", grid.FEDERATED)
@@ -263,23 +294,27 @@ def test_the_kernel_s_multiplications_follow_the_zeros():
     assert counts["second convolution, forward"] == 16 * 25 * 32 * 64
 
 
-def test_the_coding_exercise_can_be_solved_and_failed():
+@pytest.fixture
+def check_my_norms():
     notebook = json.loads((ROOT / "notebooks" / "04_fast_private_training.ipynb").read_text())
     check = next(
         "".join(c["source"])
         for c in notebook["cells"]
         if "def check_my_norms" in "".join(c["source"])
     )
-    solutions = (ROOT / "book" / "solutions_04.md").read_text()
-    solution = re.search(r"```python\n(def my_norms.*?)```", solutions, re.S).group(1)
-    module = types.ModuleType("exercise")
-    module.__dict__["torch"] = torch
-    exec(check.partition("\n\n\ntry:")[0] + "\n" + solution, module.__dict__)
-    assert module.check_my_norms(module.my_norms)
-    # the bias forgotten
-    assert not module.check_my_norms(lambda g, x: g.norm(dim=2) * x.norm(dim=2))
+    names = {"torch": torch}
+    exec(check.partition("\n\n\ntry:")[0], names)
+    return names["check_my_norms"]
 
+
+def test_a_ghost_norm_that_forgets_the_bias_is_told_so(check_my_norms, capsys):
+    assert not check_my_norms(lambda g, x: g.norm(dim=2) * x.norm(dim=2))
+    assert re.search(r"expected \d+\.\d+ for client 0, example 0, got \d", capsys.readouterr().out)
+
+
+def test_norms_of_gradients_that_were_formed_are_refused(check_my_norms, capsys):
     def formed(g, x):
         return torch.cat([(g[..., None] * x[:, :, None]).flatten(2), g], dim=2).norm(dim=2)
 
-    assert not module.check_my_norms(formed)
+    assert not check_my_norms(formed)
+    assert "expected no tensor above 426 numbers, got one of 21,300" in capsys.readouterr().out

@@ -238,8 +238,8 @@ def panels(
         for name, (x, y, *spread) in series.items():
             axes.plot(x, y, label=name, ms=5, markevery=max(1, len(x) // 12), **style[name])
             if spread:
-                bars = {"ecolor": style[name]["color"], "elinewidth": 0.9, "capsize": 2}
-                axes.errorbar(x, y, spread[0], fmt="none", **bars)
+                axes.errorbar(x, y, spread[0], fmt="none", ecolor=style[name]["color"],
+                              elinewidth=0.9, capsize=2)  # fmt: skip
         if title in heights:
             axes.axhline(heights[title], label=name_of_line, **REFERENCE)
         axes.set(title=title, **axes_settings)

@@ -101,20 +101,17 @@ def test_no_code_name_is_in_the_visible_text():
 
 @pytest.mark.parametrize("name", ["book/claims.md", "book/changes.md"])
 def test_no_sentence_is_longer_than_35_words(name):
-    text = re.sub(
-        r"```.*?```|\|.*", "", (ROOT / name).read_text(), flags=re.S if "cl" in name else 0
-    )
-    sentences = re.split(
-        r"(?<=[.!?:])\s+|\n\n|\n\* ", re.sub(r"\{\w+\}`([^<`]*)[^`]*`", r"\1", text)
-    )
-    assert not [s for s in sentences if len(s.split()) > 35]
+    text = re.sub(r"(?ms)^```.*?^```|^---.*?^---|^\|.*?$", "", (ROOT / name).read_text())
+    text = re.sub(r"\{\w+\}`([^<`]*)[^`]*`", r"\1", text)
+    sentences = re.split(r"(?<=[.!?])\s+|\n\n|\n\* ", text)
+    assert len(sentences) > 15 and not [s for s in sentences if len(s.split()) > 35]
 
 
 def test_no_sentence_of_an_entry_is_longer_than_35_words():
     for claim in claims():
         lines = (claim.entry["statement"], *claim.tests, claim.why, claim.headline() or "")
         for line in (*lines, *claim.more):
-            for sentence in re.split(r"(?<=[.!?;])\s+", line):
+            for sentence in re.split(r"(?<=[.!?])\s+", line):
                 assert len(sentence.split()) <= 35, (claim.id, sentence)
 
 
@@ -169,7 +166,9 @@ def test_a_section_is_the_named_one_else_the_one_that_shows_the_record(tmp_path)
     book = {"cells": [{"cell_type": kind, "source": [source]} for kind, source in cells]}
     (tmp_path / "01_x.ipynb").write_text(claim_sections.json.dumps(book))
     sections = claim_sections.sections_of(tmp_path, "01_x")
-    assert [s.title for s in sections] == ["First", "The second section", cells[3][1][3:31]]
+    assert [s.title for s in sections] == [
+        "First", "The second section", "What holds, what does not",
+    ]  # fmt: skip
     entry = {"id": "fed_cdp.table_7", "paper": "fed_cdp", "where": "Table VII",
              "table": "fed_cdp/table_7"}  # fmt: skip
     assert claim_sections.section_of(sections, entry).title == "First"
@@ -217,8 +216,7 @@ def test_the_filter_shows_what_matches_and_says_how_many(listed):
         assert shown(listed) == len(matching) > 0
         assert count(listed) == f"{len(matching)} of {total} claims"
         listed.locator("#claim-filter button[type=reset]").click()
-        listed.wait_for_function("document.getElementById('claim-count').textContent[0] != '0' && "
-                                 "!document.querySelector('table.claim-list tr[hidden]')")  # fmt: skip
+        listed.wait_for_function("!document.querySelector('table.claim-list tr[hidden]')")
     assert listed.troubles == []
 
 

@@ -302,7 +302,7 @@ class Claim:
         return rank, -cell.lead
 
     def _arm(self, side: str) -> str:
-        """The name of a pair's arm, where the test compares pairs."""
+        """Return the name of a pair's arm, where the test compares pairs."""
         assert self.worst is not None
         pair = self.verdict.outcomes[self.cells.index(self.worst)].cell
         end, columns = ("", "rows") if side == "rows" else ("_than", "than")

@@ -1,7 +1,7 @@
 """Where a chapter argues a claim: the section named in the ledger, or that shows its record.
 
-A chapter's headings may change: where none begins with the entry's `section`, the one that shows its
-record or names its table is taken, and where there is none, the chapter's top.
+A chapter's headings may change: where none begins with the entry's `section`, the one that shows
+its record or names its table is taken, and where there is none, the chapter's top.
 """
 
 import json

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 
+import claims as claims_page
 import pandas as pd
 import pytest
 import yaml
@@ -13,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.chapters.adaptive_attacks import reading as adaptive_rows
 from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
-from fl_privacy_lib.reproduction import book, claims, comparison, figures, summary, tables
+from fl_privacy_lib.reproduction import claims, comparison, figures, summary, tables
 from fl_privacy_lib.reproduction.comparison import compare, measured
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS, ROOT
 from fl_privacy_lib.reproduction.published import has_published
@@ -373,7 +373,7 @@ def test_no_page_ledger_or_readme_counts_a_reduced_row(pages, tmp_path):
         0,
     ]
     assert summary.with_summary((ROOT / "README.md").read_text()).count("| 0 | 0 |") >= 5
-    assert set(re.findall(r'class="status status-([a-z-]+)"', book.claims_page(CHAPTERS))) == {
+    assert set(re.findall(r'class="status status-([a-z-]+)"', claims_page.whole_page())) == {
         "reduced",
         "not-run",
     }

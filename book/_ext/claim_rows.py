@@ -23,7 +23,7 @@ from fl_privacy_lib.reproduction.records import META
 from fl_privacy_lib.reproduction.tables import coverage
 from fl_privacy_lib.reproduction.verdict import Outcome, Status, Verdict, trial_of
 
-PAPERS = ("fed_cdp", "dynamic_parameters", "fed_alpha_cdp", "fedsel", "compensation")
+PAPERS = ("fed_cdp", "fed_alpha_cdp", "dynamic_parameters", "fedsel", "compensation")
 FINDINGS = "our findings"
 EXACT = "exact"
 WHY = {
@@ -179,7 +179,7 @@ def spelled(code: str) -> str:
 def setting(column: str, row: Mapping[str, Any]) -> str:
     """Return a key column's value in a reader's words; '' for one that says nothing here."""
     text = str(row.get("key", {}).get(column, row.get(column)))
-    if text in ("not_applicable", "nan", "none", "None") or "=" in text and column == "setting":
+    if text in ("not_applicable", "nan", "none", "None") or ("=" in text and column == "setting"):
         return ""
     if column == "case":
         return re.sub(r"[a-z][a-z0-9_]+", lambda m: spelled(m[0]), text)
@@ -302,7 +302,7 @@ class Claim:
         return rank, -cell.lead
 
     def _arm(self, side: str) -> str:
-        """The name of a pair's arm, where the test compares pairs."""
+        """Return the name of a pair's arm, where the test compares pairs."""
         assert self.worst is not None
         pair = self.verdict.outcomes[self.cells.index(self.worst)].cell
         end, columns = ("", "rows") if side == "rows" else ("_than", "than")
@@ -362,6 +362,8 @@ class Claim:
             values = [100 * c.relative for c in self.cells if c.relative is not None]
             return span(values, " %") if values else "—"
         metric = self.test.get("metric", "attack_success_rate" if "bound" in self.test else "")
+        if self.judged_by == "fewer_iterations":
+            return span([c.gap for c in self.cells], " iterations")
         share = units == {"fraction"} or metric in SHARES
         points = share or re.search("lead|gain|calm", metric) is not None
         return span([(100 if share else 1) * c.gap for c in self.cells], " points" * points)

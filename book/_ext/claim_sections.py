@@ -1,7 +1,7 @@
-"""Where a chapter argues a claim: the section that shows its record, or names its table.
+"""Where a chapter argues a claim: the section named in the ledger, or that shows its record.
 
-A chapter's headings may change; the link follows, and leads to the chapter's top where no section
-shows the claim.
+A chapter's headings may change: where none begins with the entry's `section`, the one that shows
+its record or names its table is taken, and where there is none, the chapter's top.
 """
 
 import json
@@ -47,7 +47,7 @@ def sections_of(folder: Path, notebook: str) -> list[Section]:
         path = folder / f"{page}.ipynb"
         if not path.exists():
             continue
-        title, text = "", ""
+        title, text, above = "", "", len(found)
         for cell in json.loads(path.read_text())["cells"]:
             source = "".join(cell["source"])
             pieces = [source]
@@ -58,7 +58,8 @@ def sections_of(folder: Path, notebook: str) -> list[Section]:
                 found.append(Section(page, title, text))
                 title, text = heading.strip(), below
         found.append(Section(page, title, text))
-    return [s for s in found if s.title and not s.title[0].isdigit() and s is not found[0]]
+        del found[above : above + 2]  # what stands above the page's title, and below it
+    return found
 
 
 def score(section: Section, entry: dict[str, Any]) -> float:
@@ -81,10 +82,15 @@ def score(section: Section, entry: dict[str, Any]) -> float:
         if whole.search(title) and (not papers or named(entry["paper"]) in papers):
             points += 5
         points += bool(whole.search(text))
-    return points - (0.5 if section.page.endswith("_appendix") else 0)
+    aside = section.page.endswith("_appendix") or title.startswith("Published beside")
+    return points - (0.5 if aside else 0)
 
 
 def section_of(sections: list[Section], entry: dict[str, Any]) -> Section | None:
-    """Return the section that fits a claim best, the first of several; None for the top."""
+    """Return the named section, else the first that fits a claim best; None for the top."""
+    words = slug(str(entry.get("section", "")))
+    for section in sections:
+        if words and section.slug.startswith(words):
+            return section
     best = max(sections, key=lambda section: score(section, entry), default=None)
     return best if best is not None and score(best, entry) > 0.5 else None

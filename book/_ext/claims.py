@@ -34,6 +34,7 @@ Link = Callable[[Claim], tuple[str, str]]
 def text(words: str) -> str:
     """Return words as HTML, with the indices of symbols set below the line."""
     escaped = html.escape(words, quote=False)
+    escaped = re.sub(r"(?<=\d) (?=%)", "\u00a0", escaped)
     return re.sub(r"\b([A-Za-zσεα])_([A-Za-z0-9])\b", r"\1<sub>\2</sub>", escaped)
 
 
@@ -95,15 +96,15 @@ def scrolling(table: str, label: str) -> str:
 def coverage_cell(table: Coverage) -> str:
     """Return a published table as a cell of the grid: letter, word, and three counts."""
     letter, word = table.grade
-    counts = f"{table.come_out} of {table.measured}" if table.measured else f"{table.printed}"
-    rest = f"come out, {table.printed} printed" if table.measured else "printed"
+    counts = [f"{table.printed} printed"]
+    if table.measured:
+        counts.insert(0, f"{table.come_out} of {table.measured}")
     if table.exceeded:
-        rest += f", {table.exceeded} exceeded"
+        counts.append(f"{table.exceeded} exceeded")
     inside = (
-        f'<span class="coverage-name">{table.title}</span> '
-        f'<span class="coverage-grade"><b>{letter}</b> {word}</span> '
-        f'<span class="coverage-counts">{counts} {rest}</span>'
+        f'<span class="coverage-name">{table.title}</span> <span><b>{letter}</b> {word}</span> '
     )
+    inside += " ".join(f"<span>{line}</span>" for line in counts)
     whole = f'<a href="#{table.claim}">{inside}</a>' if table.claim else f"<span>{inside}</span>"
     return f'<li class="coverage-{word.replace(" ", "-")}">{whole}</li>'
 

@@ -201,17 +201,21 @@ def in_words(test: dict[str, Any]) -> str:
     else:
         exact = f"{bound:g}" if abs(bound) > 1e-5 or not bound else "0, apart from rounding"
         words |= {"bound": exact.replace("-", "−"), "share": f"{100 * bound:g} %"}
-    return WORDS[test["check"]].format(
-        metric=METRICS[test.get("metric", "attack_success_rate")],
-        at=_row_label({test["over"]: test["at"]}) if "over" in test else "",
-        above=f"no more than {-by:g} below"
-        if by < 0
-        else f"more than {by:g} above"
-        if by
-        else "not below"
-        if test.get("tie")
-        else "above",
-        **words,
+    return (
+        WORDS[test["check"]]
+        .format(
+            metric=METRICS[test.get("metric", "attack_success_rate")],
+            at=_row_label({test["over"]: test["at"]}) if "over" in test else "",
+            above=f"no more than {-by:g} below"
+            if by < 0
+            else f"more than {by:g} above"
+            if by
+            else "not below"
+            if test.get("tie")
+            else "above",
+            **words,
+        )
+        .replace("% p", " % p")
     )
 
 

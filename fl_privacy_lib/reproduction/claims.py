@@ -36,7 +36,7 @@ from fl_privacy_lib.reproduction.verdict import (
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 FIELDS = set(
     "id paper where kind chapter statement table rows test setting refutation why because lost "
-    "unfair tried headline".split()
+    "unfair tried headline section".split()
 )
 KINDS = ("table", "figure", "proposition", "claim", "finding")
 

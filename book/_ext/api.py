@@ -133,7 +133,7 @@ def plain(text):
 
 def typeset(app, what, name, obj, options, lines):
     """Turn a docstring, which is plain text in numpydoc's sections, into reST; add its chapters."""
-    result, section, i = [], "", 0
+    result, section, bullet, i = [], "", False, 0
     while i < len(lines):
         line, after = lines[i], lines[i + 1] if i + 1 < len(lines) else ""
         if line and SECTION.fullmatch(after):
@@ -163,7 +163,8 @@ def typeset(app, what, name, obj, options, lines):
         elif section in LISTS:
             result.append("  " + plain(line.strip()))
         else:
-            result.append(plain(line.strip()))
+            bullet = line.startswith("- ") or (bullet and bool(line[:1].isspace()))
+            result.append(("  " if bullet and line[0] == " " else "") + plain(line.strip()))
         i += 1
     pages = app.used_in.get(name, [])
     if pages:

@@ -146,7 +146,7 @@ class Row:
         if not any(c.printed for c in self.values):
             return "not in the paper"
         if all(c.cell and not c.cell["judged"] for c in self.values):
-            return "another reading"
+            return "another version"
         outcome = judge(self.values)
         many = f": {outcome.held} of {outcome.cells} values" if outcome.cells > 1 else ""
         return Badge(outcome.status, outcome.status + many)

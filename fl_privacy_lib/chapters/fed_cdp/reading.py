@@ -103,7 +103,8 @@ def epsilons(point: Training) -> str:
         watched=False,
     ))  # fmt: skip
     return " / ".join(
-        "∞" if math.isinf(s.epsilon) else f"{s.epsilon:.3g}" for s in (both.paper, both.proved)
+        "∞" if math.isinf(s.epsilon) else f"{float(f'{s.epsilon:.3g}'):,g}"
+        for s in (both.paper, both.proved)
     )
 
 

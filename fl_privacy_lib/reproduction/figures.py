@@ -284,7 +284,7 @@ def banded_curves(
     """
     style = _styles(groups)
     figure, grid = plt.subplots(
-        len(groups), 1, figsize=(5.4, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
+        len(groups), 1, figsize=(5.0, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
     )
     for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
         for name, points in series.items():

@@ -165,9 +165,7 @@ def success_chart(
     figure, axes = plt.subplots(figsize=(width, 0.42 * len(cells) + 0.9))
     styles = dict(zip(attackers, SERIES, strict=False))
     for row, cell in enumerate(cells):
-        for i, attacker in enumerate(attackers):
-            if attacker not in cell:
-                continue
+        for i, attacker in ((i, a) for i, a in enumerate(attackers) if a in cell):
             place, style = row + 0.26 * (i - (len(attackers) - 1) / 2), styles[attacker]
             successes, trials = cell[attacker]
             low, high = wilson_interval(successes, trials)
@@ -288,7 +286,7 @@ def banded_curves(
     """
     style = _styles(groups)
     figure, grid = plt.subplots(
-        len(groups), 1, figsize=(5.4, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
+        len(groups), 1, figsize=(5.0, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
     )
     for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
         for name, points in series.items():
@@ -300,14 +298,18 @@ def banded_curves(
             axes.axvline(mark, color=QUIET, lw=1, zorder=0)
         axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
         axes.grid(color="#e4e7eb")
-    top = grid[0, 0]
     for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
-        top.annotate(name, (mark, 1.0), (0, 3 + 11 * (i % 2)), top.get_xaxis_transform(),
-                     "offset points", fontsize=9, color=QUIET, ha="center")  # fmt: skip
+        grid[0, 0].annotate(
+            name, (mark, 1.0), (0, 3 + 11 * (i % 2)), grid[0, 0].get_xaxis_transform(),
+            "offset points", fontsize=9, color=QUIET, ha="center",
+        )  # fmt: skip
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:
-        handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in style]
-        figure.legend(handles=handles, loc="outside upper center", ncols=2)
+        figure.legend(
+            handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],
+            loc="outside upper center",
+            ncols=2,
+        )
     return figure
 
 

@@ -318,7 +318,13 @@ def test_a_claim_about_all_data_sets_says_which_are_recorded(tmp_path):
          "the lead in accuracy over the full gradient, in points, at the lower end of its 95 % "
          "interval, is at least −1"),
         ({"check": "shown", "metric": "excess", "bound": 1e-6},
-         "the value found minus the claimed one is at least 0, apart from rounding"),
+         "what is found exceeds what is claimed"),
+        ({"check": "shown", "metric": "excess", "bound": 0.002},
+         "the value found minus the claimed one is at least 0.002"),
+        ({"check": "shown", "metric": "margin", "bound": -1e-9},
+         "what is found does not exceed what is claimed"),
+        ({"check": "at_most", "metric": "difference", "bound": 1e-6},
+         "the largest difference between two weights is at most 0, apart from rounding"),
     ],
 )  # fmt: skip
 def test_a_test_can_be_read(test, words):

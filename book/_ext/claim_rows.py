@@ -256,6 +256,7 @@ class Claim:
     def why(self) -> str:
         """Why it has its status, in a sentence or two."""
         text = self.verdict.note or WHY.get(self.status, "")
+        text = re.sub(r"([−+]\S+) to \1", r"\1", text)
         sentence = text[0].upper() + text[1:]
         return sentence if sentence.endswith((".", "?")) else sentence + "."
 

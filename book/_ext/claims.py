@@ -172,7 +172,7 @@ def claim_row(claim: Claim, argued: Link) -> str:
         (claim_text(claim, argued), entry["statement"]),
         (f"{badge(claim.status)}<br>{claim.counts}", order),
         (f"{text(claim.published)} → <b>{text(claim.measured)}</b>"
-         f'<br><span class="claim-which">{text(claim.which)}</span>', ""),
+         f'<br><span class="claim-which">{text(claim.which)}</span>' if claim.cells else "—", ""),
         (text(claim.deviation), f"{claim.size:g}"),
         (text(claim.seeds), claim.seeds),
     )  # fmt: skip

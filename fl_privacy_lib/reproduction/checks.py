@@ -183,6 +183,8 @@ WORDS = {
     "fewer_iterations": "{rows} needs fewer attack iterations than {than}",
     "shown": "the {metric} is at least {bound}",
     "at_most": "the {metric} is at most {bound}",
+    "margin": "what is found does not exceed what is claimed",
+    "excess": "what is found exceeds what is claimed",
     "best": "the {metric} is highest at {at}",
     "ahead": "the {metric} for {rows} is {above} that for {than}",
 }
@@ -194,26 +196,22 @@ def in_words(test: dict[str, Any]) -> str:
     >>> in_words({"check": "at_most", "metric": "slope", "bound": 1.25})
     'the measured exponent is at most 1.25'
     """
+    kind, metric = test["check"], test.get("metric", "attack_success_rate")
     bound, by = test.get("bound", 0), test.get("by", 0)
-    words: dict[str, str] = {s: _row_label(test[s]) for s in ("rows", "than") if s in test}
-    if isinstance(bound, str):
-        words["bound"] = METRICS[bound]
-    else:
-        exact = f"{bound:g}" if abs(bound) > 1e-5 or not bound else "0, apart from rounding"
-        words |= {"bound": exact.replace("-", "−"), "share": f"{100 * bound:g} %"}
+    tiny = not isinstance(bound, str) and 0 < abs(bound) < 1e-5  # the rounding of a record
+    number = METRICS[bound] if isinstance(bound, str) else f"{bound:g}".replace("-", "−")
+    above = ["not below" if test.get("tie") else "above", f"more than {by:g} above",
+             f"no more than {-by:g} below"][(by > 0) + 2 * (by < 0)]  # fmt: skip
+    template = metric if metric == "margin" or (tiny and metric == "excess") else kind
     return (
-        WORDS[test["check"]]
+        WORDS[template]
         .format(
-            metric=METRICS[test.get("metric", "attack_success_rate")],
+            metric=METRICS[metric],
+            bound="0, apart from rounding" if tiny else number,
+            share=f"{100 * bound:g} %" if kind.startswith("rate") else "",
             at=_row_label({test["over"]: test["at"]}) if "over" in test else "",
-            above=f"no more than {-by:g} below"
-            if by < 0
-            else f"more than {by:g} above"
-            if by
-            else "not below"
-            if test.get("tie")
-            else "above",
-            **words,
+            above=above,
+            **{side: _row_label(test[side]) for side in ("rows", "than") if side in test},
         )
         .replace("% p", " % p")
     )

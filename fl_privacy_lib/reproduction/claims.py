@@ -143,7 +143,8 @@ OPEN = (Status.NOT_REPRODUCED, Status.UNDECIDED)
 def _gaps(outcomes: list[Outcome]) -> str:
     """Return by how much the failing cells miss what was asked for."""
     gaps = [o.gap for o in outcomes if o.held is False and not o.exceeded and o.gap]
-    return f"they miss by {min(gaps):+.3g} to {max(gaps):+.3g}" if gaps else ""
+    span = f"{min(gaps, default=0):+.3g} to {max(gaps, default=0):+.3g}".replace("-", "−")
+    return f"the cells that fail in a fair trial are off by {span}" if gaps else ""
 
 
 def _departures(entry: dict[str, Any], full: pd.DataFrame) -> list[str]:

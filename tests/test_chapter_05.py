@@ -22,9 +22,10 @@ from fl_privacy_lib.chapters.fed_cdp import utility as fed_cdp_utility
 from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, PARTS
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
 from fl_privacy_lib.chapters.fed_cdp.rates import RATES
+from fl_privacy_lib.data import available
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
 from fl_privacy_lib.federated import Tap, simulate
-from fl_privacy_lib.reproduction import claims, comparison, experiment, loading
+from fl_privacy_lib.reproduction import claims, comparison, experiment, loading, paths
 from fl_privacy_lib.reproduction.comparison import compare, measured, select
 from fl_privacy_lib.reproduction.experiments import training as training
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
@@ -185,7 +186,7 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
 def test_what_is_stored_of_the_data_is_what_a_split_gives(dataset, clients):
     known = fed_cdp_rows.HELD[dataset, clients]
     assert known.examples == setup_of(dataset).examples
-    if loading.load_if_available(dataset) is None:
+    if not available(dataset, paths.data_root()):
         pytest.skip(f"the files of {dataset} are not here")
     labels = loading.labelled(dataset)
     split = setup_of(dataset).split(labels, clients, np.random.default_rng([0, 1]))

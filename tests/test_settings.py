@@ -1,5 +1,6 @@
 """Parameters: right ones pass, wrong ones get one sentence, notebooks agree with their classes."""
 
+import json
 import subprocess
 import sys
 
@@ -10,9 +11,20 @@ from hypothesis import strategies as st
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters import CHAPTERS, chapter, experiment
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
-from fl_privacy_lib.reproduction.book import parameter_rows
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
+
+
+def parameter_rows(notebook):
+    """Return name, type, default and comment of each parameter in a notebook's parameters cell."""
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if "parameters" in cell["metadata"].get("tags", []):
+            for line in "".join(cell["source"]).splitlines():
+                if "=" in line and not line.startswith("#"):
+                    code, _, comment = line.partition("  # ")
+                    name, _, value = code.partition("=")
+                    name, _, kind = name.partition(":")
+                    yield name.strip(), kind.strip(), value.strip(), comment.strip()
 
 
 @pytest.mark.parametrize("number", CHAPTERS)

@@ -44,9 +44,12 @@ def full_name(module, target):
 
 
 class Package(SphinxDirective):
+    """``.. package:: name``: all modules of a package, with what is public in them."""
+
     required_arguments = 1
 
     def run(self):
+        """Return autodoc's nodes, module after module."""
         package = importlib.import_module(self.arguments[0])
         names = [package.__name__]
         if hasattr(package, "__path__"):
@@ -67,7 +70,10 @@ class Package(SphinxDirective):
 
 
 class Source(ReferenceRole):
+    """``{source}`text <name>```: a link to the lines of a module, class or function."""
+
     def run(self):
+        """Return the link, or a warning where the name does not exist."""
         try:
             module, target = found(self.target)
             name = full_name(module, target) if target is not None else module.__name__
@@ -113,6 +119,7 @@ def used_names(notebook):
 
 
 def collect(app):
+    """Note which chapters use which object."""
     app.used_in = defaultdict(list)
     for notebook in sorted(Path(app.srcdir, "notebooks").glob("[0-9][0-9]_*.ipynb")):
         if not notebook.stem.endswith(("_appendix", ".partial")):
@@ -176,6 +183,7 @@ def typeset(app, what, name, obj, options, lines):
 
 
 def setup(app):
+    """Register the directive, the role and what typesets a docstring."""
     app.add_directive("package", Package)
     app.add_role("source", Source())
     app.connect("builder-inited", collect)

@@ -10,6 +10,7 @@ CHAPTER = re.compile(r"notebooks/0*(\d+)_\w+?(_appendix)?$")
 
 
 def renumber(app, env):
+    """Give what a chapter numbers the chapter's number and a count of its own."""
     for name, kinds in env.toc_fignumbers.items():
         page = CHAPTER.match(name)
         if page:
@@ -21,6 +22,6 @@ def renumber(app, env):
 
 
 def setup(app):
-    # after Sphinx's own collector, which runs on the same event
+    """Run after Sphinx's own collector, which is called by the same event."""
     app.connect("env-get-updated", renumber, priority=900)
     return {"version": "1", "parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""Building the book: execute notebooks into a staging copy, generate pages, build the HTML."""
+"""Building the book: execute notebooks into a staging copy, build the HTML."""
 
 import json
 import shutil
@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fl_privacy_lib
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.reproduction.execution import (
@@ -21,68 +20,11 @@ from fl_privacy_lib.reproduction.execution import (
 )
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.settings import Settings
-from fl_privacy_lib.reproduction.tables import Table
 
 Chapters = Mapping[str, type[Settings]]  # number → settings class
 
 STAGE = BUILD / "stage"
 HTML = BUILD / "html"
-
-
-def parameter_rows(notebook: Path) -> list[list[str]]:
-    """Return name, type, default and comment of each parameter in a notebook's parameters cell.
-
-    Raises
-    ------
-    InputError
-        If the notebook has no cell tagged ``parameters``.
-    """
-    for cell in json.loads(notebook.read_text())["cells"]:
-        if "parameters" in cell["metadata"].get("tags", []):
-            rows = []
-            for line in "".join(cell["source"]).splitlines():
-                if "=" in line and not line.startswith("#"):
-                    code, _, comment = line.partition("  # ")
-                    name, _, value = code.partition("=")
-                    name, _, kind = name.partition(":")
-                    rows.append([name.strip(), kind.strip(), value.strip(), comment.strip()])
-            return rows
-    raise InputError(f"{notebook} has no cell tagged 'parameters': tag the one with the literals.")
-
-
-def parameters_page(chapters: Chapters) -> str:
-    """Return, as Markdown, every notebook's parameters and what each profile changes."""
-    parts = []
-    for number, kind in chapters.items():
-        rows = parameter_rows(ROOT / "notebooks" / f"{kind.notebook}.ipynb")
-        changed = [
-            [f"`{n}`", *(str(kind.profiles[p].get(n, value)) for p in ("smoke", "full"))]
-            for n, value in kind().model_dump().items()
-            if any(n in values for values in kind.profiles.values())
-        ]
-        quick = {name: value for name, _, value, _ in rows}
-        table = Table(["parameter", "type", "quick (default)", "meaning"],
-                      [[f"`{n}`", f"`{t}`", f"`{v}`", c] for n, t, v, c in rows])  # fmt: skip
-        profile = Table(
-            ["parameter", "smoke", "quick", "full"],
-            [[n, f"`{s}`", f"`{quick[n.strip('`')]}`", f"`{f}`"] for n, s, f in changed],
-        )
-        parts.append(
-            f"### `NB={number}`: {{doc}}`/notebooks/{kind.notebook}`\n\n{table.markdown()}\n\n"
-            f"What the profiles change:\n\n{profile.markdown()}\n"
-        )
-    return "\n".join(parts)
-
-
-def run_times_page(executed: list[Path]) -> str:
-    """Return the table of how long each notebook took in this build, as Markdown."""
-    rows = []
-    for path in executed:
-        meta: dict[str, Any] = json.loads(path.read_text())["metadata"]["papermill"]
-        seconds = meta["duration"]
-        page = f"{{doc}}`/notebooks/{path.stem}`"
-        rows.append([page, f"`{seconds:.0f}` s", f"`{fl_privacy_lib.__version__}`"])
-    return Table(["chapter", "this build", "library"], rows).markdown()
 
 
 def fold_parameters(path: Path) -> None:
@@ -126,7 +68,7 @@ def split_appendix(path: Path) -> Path:
 
 
 def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
-    """Fill the staging copy: prose, executed notebooks, generated parts.
+    """Fill the staging copy: prose and executed notebooks.
 
     A notebook is executed into the copy of the last build and takes its place only when it is
     whole.
@@ -150,20 +92,11 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
         shutil.copy(ROOT / name, STAGE / name)
     shutil.rmtree(STAGE / "book", ignore_errors=True)
     shutil.copytree(ROOT / "book", STAGE / "book")
-    executed = []
     for settings in chosen:
         target = STAGE / "notebooks" / f"{settings.notebook}.ipynb"
         timed(f"execute {settings.notebook} at {profile}", partial(execute, settings, target))
-        executed.append(target)
         fold_parameters(target)
         split_appendix(target)
-    generated = STAGE / "book" / "generated"
-    pages = {
-        "parameters": parameters_page(chapters),
-        "run_times": run_times_page(executed),
-    }
-    for name, text in pages.items():
-        write_atomically(generated / f"{name}.md", text.encode())
 
 
 def build(

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import DATASETS, Dataset, available, load
 from fl_privacy_lib.reproduction.paths import data_root, decoded_cache
 from fl_privacy_lib.reproduction.progress import report_progress
@@ -27,14 +26,6 @@ def labelled(name: str) -> Dataset:
     data = load(name, data_root(), decoded_cache())
     none = data.train_x[:0].copy()
     return replace(data, train_x=none, validation_x=none, test_x=none)
-
-
-def load_if_available(name: str) -> Dataset | None:
-    """Return a data set without its inputs, or None where its files are absent or damaged."""
-    try:
-        return labelled(name) if available(name, data_root()) else None
-    except InputError:
-        return None
 
 
 def content_of(dataset: str) -> dict[str, object]:

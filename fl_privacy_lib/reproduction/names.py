@@ -65,9 +65,6 @@ NAMES = {
     "pm": "PM, flat",
     "pm_unscaled": "PM, flat, without its factor",
     "pm_rp": "PM, compressed",
-    "cpl": "CPL",
-    "dlg": "DLG",
-    "gradinv": "GradInv",
 }
 NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
 NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{words}" for name in ("exp", "pe", "ps")

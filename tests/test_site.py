@@ -228,6 +228,9 @@ def test_moving_a_slider_of_the_explorer_changes_its_sentence(page, address):
     assert "ε = 0.659" not in sentence.inner_text()
     assert box.locator("circle").get_attribute("cy") != before
     assert box.evaluate("box => box.scrollWidth <= box.clientWidth")  # nothing sticks out
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    sheet = "box => getComputedStyle(box.closest('.text_html')).backgroundColor"
+    assert box.evaluate(sheet) == "rgba(0, 0, 0, 0)"  # labels are light there: no grey behind them
     assert page.troubles == []
 
 

@@ -346,10 +346,10 @@ def value_chart(
         axes.axvline(reference, color=QUIET, lw=1, zorder=0)
     axes.set(xscale=scale, ylim=(len(names) - 0.5, -0.5), xlabel=xlabel)
     if scale == "log":
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # powers alone would be few
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter("{x:g}")
         values = [value for _, value, *_ in rows]
+        subs = (1, 2, 5) if max(values) < 300 * min(values) else (1,)
+        axes.xaxis.set(major_locator=LogLocator(subs=subs), minor_locator=NullLocator())
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(min(values) / 1.5, max(values) * 2)
     axes.set_yticks(range(len(names)), names)
     axes.grid(axis="x", color="#e4e7eb")

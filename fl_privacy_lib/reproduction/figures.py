@@ -130,9 +130,8 @@ def image_grid(
     size : inches an image takes
     """
     count, width = len(rows), len(column_names)
-    figure, grid = plt.subplots(
-        count, width, figsize=(size * width + 2.1, size * count + 0.35), squeeze=False
-    )
+    figure, grid = plt.subplots(count, width, squeeze=False,
+                                figsize=(size * width + 2.1, size * count + 0.35))  # fmt: skip
     for r, images in enumerate(rows):
         for c in range(width):
             image = images[c] if c < len(images) else None
@@ -142,9 +141,8 @@ def image_grid(
                 show_image(grid[r, c], image)
             if r == 0:
                 grid[r, c].set_title(column_names[c], fontsize=9)
-        grid[r, 0].set_ylabel(
-            row_names[r], rotation=0, ha="right", va="center", fontsize=9, labelpad=8
-        )
+        grid[r, 0].set_ylabel(row_names[r], rotation=0, ha="right", va="center", fontsize=9,
+                              labelpad=8)  # fmt: skip
     return figure
 
 
@@ -223,11 +221,9 @@ def panels(
     """
     style = _styles(groups)
     name_of_line, height = reference or ("", {})
-    heights = {
-        t: h
-        for t in groups
-        if (h := height.get(t) if isinstance(height, Mapping) else height) is not None
-    }
+    heights = {t: h for t in groups
+               if (h := height.get(t) if isinstance(height, Mapping) else height) is not None
+               }  # fmt: skip
     columns = max(1, min(columns, len(groups)))
     rows = max(1, -(-len(groups) // columns))
     size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))
@@ -300,16 +296,13 @@ def banded_curves(
         axes.grid(color="#e4e7eb")
     for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
         grid[0, 0].annotate(
-            name, (mark, 1.0), (0, 3 + 11 * (i % 2)), grid[0, 0].get_xaxis_transform(),
-            "offset points", fontsize=9, color=QUIET, ha="center",
+            name, (mark, 0.08), (-2, 0), textcoords="offset points", fontsize=9, color=QUIET,
+            rotation=90, ha="right",
         )  # fmt: skip
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:
-        figure.legend(
-            handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],
-            loc="outside upper center",
-            ncols=2,
-        )
+        figure.legend(handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],
+                      loc="outside upper center", ncols=2)  # fmt: skip
     return figure
 
 

@@ -140,9 +140,6 @@ class Explorer:
             "</div>"
         )
 
-    def __repr__(self) -> str:
-        return f"ε of {len(self.noise)} σ × {len(self.rates)} q × {len(self.steps)} T"
-
 
 def _png(figure: Figure) -> str:
     """Return a figure as a data address and close it."""

@@ -1,5 +1,7 @@
 """Chapter 01's grid: equal observations are equal bit for bit, recorded rows come out again."""
 
+import ast
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +15,7 @@ from fl_privacy_lib.data import load
 from fl_privacy_lib.reproduction.comparison import measured, select
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
 from fl_privacy_lib.reproduction.experiments.setups import clients_of
-from fl_privacy_lib.reproduction.paths import decoded_cache
+from fl_privacy_lib.reproduction.paths import ROOT, decoded_cache
 
 CPU = torch.device("cpu")
 
@@ -128,3 +130,38 @@ def test_recorded_rows_come_out_again(data_root, threat):
         # a rate of 0 or 1 has no spread of its own; two per cent stand in for it
         spread = np.sqrt(max(row["mean"] * (1 - row["mean"]), 0.02) / result["success"].size)
         assert abs(float(result["success"].mean()) - row["mean"]) <= 3 * spread
+
+
+def notebook_cells():
+    path = ROOT / "notebooks" / f"{ThreatTypes.notebook}.ipynb"
+    return [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+
+
+def test_the_pictures_show_a_recovered_image_where_there_is_one():
+    """The notebook's own choice of a client, on outcomes made up for it."""
+    scope = {"np": np}
+    for cell in notebook_cells():
+        for node in ast.parse("".join(cell["source"])).body:
+            if isinstance(node, ast.FunctionDef) and node.name == "first_recovered":
+                exec(ast.unparse(node), scope)
+    outcome = {"success": np.zeros((4, 2), dtype=bool), "images": np.zeros((3, 2))}
+    assert scope["first_recovered"](outcome) == (0, 0)  # none: the first
+    outcome["success"][3, 0] = True  # of another seed, without a picture
+    assert scope["first_recovered"](outcome) == (0, 0)
+    outcome["success"][1, 1] = outcome["success"][2, 0] = True
+    assert scope["first_recovered"](outcome) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["opening", "aware", "batch", "failures"])
+def test_which_reconstructions_succeed_is_computed_and_not_described(name):
+    """An alternative text is fixed, the data are not: it leaves outcomes to a computed caption."""
+    figure = next(
+        cell["metadata"]["mystnb"]
+        for cell in notebook_cells()
+        if cell["metadata"].get("mystnb", {}).get("figure", {}).get("name") == f"fig-{name}"
+    )
+    assert "aption" in figure["image"]["alt"]
+    glued = figure["figure"]["caption"].split("{glue:text}`")[1:]
+    outcomes = {part.split("`")[0] for part in glued} - {"dataset"}
+    source = "\n".join("".join(cell["source"]) for cell in notebook_cells())
+    assert outcomes and all(f'glue("{key}"' in source for key in outcomes)

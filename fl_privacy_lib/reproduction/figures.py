@@ -221,9 +221,8 @@ def panels(
     """
     style = _styles(groups)
     name_of_line, height = reference or ("", {})
-    heights = {t: h for t in groups
-               if (h := height.get(t) if isinstance(height, Mapping) else height) is not None
-               }  # fmt: skip
+    heights = {t: h for t in groups if (
+        h := height.get(t) if isinstance(height, Mapping) else height) is not None}  # fmt: skip
     columns = max(1, min(columns, len(groups)))
     rows = max(1, -(-len(groups) // columns))
     size = size or ((6.4, 3.2) if rows == columns == 1 else (3.5 * columns, 2.4 * rows + 0.6))
@@ -295,10 +294,9 @@ def banded_curves(
         axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
         axes.grid(color="#e4e7eb")
     for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
-        grid[0, 0].annotate(
-            name, (mark, 0.08), (-2, 0), textcoords="offset points", fontsize=9, color=QUIET,
-            rotation=90, ha="right",
-        )  # fmt: skip
+        top, above = grid[0, 0].get_xaxis_transform(), (0, 3 + 11 * (i % 2))
+        grid[0, 0].annotate(name, (mark, 1.0), above, top, "offset points", fontsize=9,
+                            color=QUIET, ha="center")  # fmt: skip
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:
         figure.legend(handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],

@@ -294,9 +294,9 @@ def banded_curves(
         axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
         axes.grid(color="#e4e7eb")
     for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
-        top, above = grid[0, 0].get_xaxis_transform(), (0, 3 + 11 * (i % 2))
-        grid[0, 0].annotate(name, (mark, 1.0), above, top, "offset points", fontsize=9,
-                            color=QUIET, ha="center")  # fmt: skip
+        grid[0, 0].annotate(
+            name, (mark, 1.0), (0, 3 + 11 * (i % 2)), grid[0, 0].get_xaxis_transform(),
+            "offset points", fontsize=9, color=QUIET, ha="center")  # fmt: skip
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:
         figure.legend(handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],

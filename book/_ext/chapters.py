@@ -37,7 +37,7 @@ class Parameters(Written):
                 for name, field in kind.model_fields.items()
             ]  # fmt: skip
             changed = [
-                [f"`{n}`", *(f"`{kind.profiles[p].get(n, v)}`" for p in ("smoke", "quick", "full"))]
+                [f"`{n}`", *(f"`{kind.profiles.get(p, {}).get(n, v)}`" for p in ("smoke", "quick", "full"))]
                 for n, v in values.items()
                 if any(n in profile for profile in kind.profiles.values())
             ]

@@ -1,8 +1,13 @@
 /* What a keyboard or a screen reader needs and only a browser knows. */
 (function () {
   function reach() {
+    // on a phone a wide figure scrolls in its own box: shrunk, its labels could not be read
+    for (const image of document.querySelectorAll("article .cell_output img")) {
+      const least = innerWidth < 600 ? Math.min(image.naturalWidth, 540) + "px" : "";
+      image.style.minWidth = image.style.maxWidth = least;
+    }
     // what scrolls sideways can be scrolled with the keyboard; what fits costs no tab stop
-    for (const box of document.querySelectorAll("article .table-scroll, article pre, article .math, article .pst-scrollable-table-container")) {
+    for (const box of document.querySelectorAll("article .table-scroll, article pre, article .math, article .pst-scrollable-table-container, article .cell_output .output, article .cell_output figure")) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     }

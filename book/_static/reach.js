@@ -3,7 +3,7 @@
   function reach() {
     // on a phone a wide figure scrolls in its own box: shrunk, its labels could not be read
     for (const image of document.querySelectorAll("article .cell_output img")) {
-      const least = innerWidth < 600 ? Math.min(image.naturalWidth, 540) + "px" : "";
+      const least = innerWidth < 600 ? Math.round(0.65 * image.naturalWidth) + "px" : "";
       image.style.minWidth = image.style.maxWidth = least;
     }
     // what scrolls sideways can be scrolled with the keyboard; what fits costs no tab stop

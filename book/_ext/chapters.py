@@ -9,6 +9,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import fl_privacy_lib
 from fl_privacy_lib.chapters import CHAPTERS
+from fl_privacy_lib.reproduction.settings import PROFILES
 from fl_privacy_lib.reproduction.tables import Table
 
 
@@ -30,22 +31,22 @@ class Parameters(Written):
         """Return a section for each chapter."""
         parts = []
         for number, kind in CHAPTERS.items():
-            values = kind().model_dump()
+            values, profiles = kind().model_dump(), kind.profiles
             rows = [
                 [f"`{name}`", f"`{getattr(field.annotation, '__name__', field.annotation)}`",
                  f"`{values[name]!r}`", field.description]
                 for name, field in kind.model_fields.items()
             ]  # fmt: skip
             changed = [
-                [f"`{n}`", *(f"`{kind.profiles.get(p, {}).get(n, v)}`" for p in ("smoke", "quick", "full"))]
+                [f"`{n}`", *(f"`{profiles.get(p, {}).get(n, v)}`" for p in PROFILES)]
                 for n, v in values.items()
-                if any(n in profile for profile in kind.profiles.values())
+                if any(n in profile for profile in profiles.values())
             ]
             parts += [
                 f"### `NB={number}`: {{doc}}`/notebooks/{kind.notebook}`",
                 Table(["parameter", "type", "quick (default)", "meaning"], rows).markdown(),
                 "What the profiles change:",
-                Table(["parameter", "smoke", "quick", "full"], changed).markdown(),
+                Table(["parameter", *PROFILES], changed).markdown(),
             ]
         return "\n\n".join(parts)
 

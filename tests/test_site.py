@@ -261,8 +261,13 @@ def test_no_page_scrolls_sideways(page, address, site, width):
 
 
 THEME = {
-    # rule → the part of the theme's own markup that breaks it
+    "label-content-name-mismatch": ("search-button", "theme-switch-button", "sidebar-toggle"),
+    "region": ("sidebar-primary-item",),
+    "aria-allowed-role": ("doc-biblioentry",),
+    "aria-deprecated-role": ("doc-biblioentry",),
+    "aria-required-children": ("citation-list",),
 }
+"""What is not ours: rule of axe → marks of the theme's markup and of the bibliography's."""
 
 
 @pytest.fixture(scope="session")
@@ -280,19 +285,20 @@ def axe(tmp_path_factory):
         return tar.extractfile("package/axe.min.js").read().decode()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
 def test_nothing_of_ours_shuts_a_reader_out(page, address, site, axe, width, theme):
     page.set_viewport_size({"width": width, "height": 900})
     broken = {}
     for name in pages_of(site):
-        page.goto(f"{address}/{name}", wait_until="networkidle")
+        page.goto(f"{address}/{name}", wait_until="load")
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
         page.evaluate(axe)
         for rule in page.evaluate("axe.run()")["violations"]:
+            marks = THEME.get(rule["id"], ())
             ours = [
-                n["html"] for n in rule["nodes"] if THEME.get(rule["id"], "\0") not in n["html"]
-            ]
+                node["html"] for node in rule["nodes"]
+                if not any(mark in node["html"] for mark in marks)
+            ]  # fmt: skip
             if ours:
                 broken[f"{name}: {rule['id']}"] = ours[:2]
     assert not broken

@@ -148,7 +148,7 @@ class Row:
         if all(c.cell and not c.cell["judged"] for c in self.values):
             return "another version"
         outcome = judge(self.values)
-        many = f": {outcome.held} of {outcome.cells} values" if outcome.cells > 1 else ""
+        many = f": {outcome.held} of {outcome.cells} hold" if outcome.cells > 1 else ""
         return Badge(outcome.status, outcome.status + many)
 
 

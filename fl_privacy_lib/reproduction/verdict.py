@@ -175,7 +175,7 @@ def why_unfair(cell: Mapping[str, Any]) -> str:
     cell : its metrics by name, and its columns `seeds` and `participants`
     """
     if "searched" not in cell:
-        return "some learning rates were not searched in their own cells"
+        return "some learning rates were not searched in their own cells; a search there would tell"
     if int(cell["seeds"]) < SEEDS and int(cell["participants"]) < TAKEN_OVER_FROM:
         return f"some cells have {cell['seeds']} of {SEEDS} seeds"
     # where none learns, the guess is the result

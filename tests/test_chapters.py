@@ -208,10 +208,10 @@ def test_a_chapter_has_at_most_4500_words_of_prose(path):
 
 
 IDENTIFIERS = re.compile(
-    r"\b(?:fed_(?:sdp|cdp)\w*|(?:mask|clip|noise)_aware|non_private|median_clip|dynamic_parameters"
-    r"|pm_unscaled|adult_(?:z|123)|cancer_z|as_coded|not_applicable|layer_cosine)\b"
+    r"(?<![\w/])(?:fed_(?:sdp|cdp)\w*|(?:mask|clip|noise)_aware|non_private|median_clip|dynamic_parameters"
+    r"|pm_unscaled|adult_(?:z|123)|cancer_z|as_coded|not_applicable|layer_cosine)\b(?!/)"
 )
-"""Names of the code that a reader should never meet in a sentence."""
+"""Names of the code that a reader should never meet in a sentence, but in the path of a file."""
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda p: p.stem)

@@ -291,6 +291,8 @@ def test_nothing_of_ours_shuts_a_reader_out(page, address, site, axe, width, the
     page.set_viewport_size({"width": width, "height": 900})
     broken = {}
     for name in pages_of(site):
+        if "/api_" in name:
+            continue  # autodoc's markup, a thousand times over
         page.goto(f"{address}/{name}", wait_until="load")
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
         page.evaluate(axe)

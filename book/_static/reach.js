@@ -19,7 +19,16 @@
       toggle.setAttribute("aria-label", "Pages below " + (page ? page.textContent.trim() : ""));
     }
   }
-  addEventListener("DOMContentLoaded", function () { name(); reach(); });
+  function correct() {
+    // a fold is named by the words that it shows; a corner of a table without a word is no header
+    for (const fold of document.querySelectorAll("article summary[aria-label='Toggle hidden content']")) {
+      fold.removeAttribute("aria-label");
+    }
+    for (const head of document.querySelectorAll("article th")) {
+      if (!head.textContent.trim()) head.setAttribute("role", "presentation");
+    }
+  }
+  addEventListener("DOMContentLoaded", function () { name(); correct(); reach(); });
   addEventListener("load", reach);
   addEventListener("resize", reach);
 }());

@@ -1,12 +1,20 @@
-"""Shared fixtures: the real data, which CI may not skip for want of, and double precision."""
+"""Shared fixtures: the real data, which CI may not skip for want of; double precision; the book."""
 
+import functools
+import http.server
 import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
+from site_scenes import pages_of
 
+from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.data import load
+from fl_privacy_lib.reproduction import book
 
 torch.set_num_threads(1)
 
@@ -43,3 +51,70 @@ def real(data_root, tmp_path_factory):
 
     yield get
     held.clear()
+
+
+# ---- the built book, alone and in a browser ----------------------------------------------------
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """Return the folder of the built book; build it at the smoke profile if a page is missing."""
+    book.BUILD.mkdir(exist_ok=True)
+    with FileLock(book.BUILD / "site.lock"):  # of several test processes one builds it
+        if not all((book.HTML / name).exists() for name in ("index.html", *pages_of())):
+            book.build(CHAPTERS, "smoke")
+    return book.HTML
+
+
+@pytest.fixture(scope="session")
+def browser():
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("browser tests need Debian's chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture
+def page(browser, address):
+    """Return a page that notes every console error, failed request and request to another host."""
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.troubles = []
+    tab.on(
+        "console", lambda m: tab.troubles.append(m.text) if m.type in ("error", "warning") else None
+    )
+    tab.on("pageerror", lambda e: tab.troubles.append(str(e)))
+    tab.on("requestfailed", lambda r: tab.troubles.append(f"failed: {r.url}"))
+    tab.on(
+        "response",
+        lambda r: tab.troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else None,
+    )
+    tab.on(
+        "request",
+        lambda r: None if r.url.startswith((address, "data:")) else tab.troubles.append(r.url),
+    )
+    yield tab
+    context.close()

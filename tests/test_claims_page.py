@@ -1,21 +1,22 @@
 """The page of claims: its data for every entry, and the filter in a reader's browser."""
 
+import dataclasses
 import doctest
 import functools
 import html
 import re
 import subprocess
+import types
 
 import claim_rows
-import claim_sections
 import claims as page_of_claims
 import pytest
+from docutils import nodes
 
 from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.reproduction import verdict
 from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED, ROOT
-from tests.test_site import address, browser, page, site  # noqa: F401
 
 IDENTIFIER = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
 
@@ -99,14 +100,6 @@ def test_no_code_name_is_in_the_visible_text():
     assert not {n for line in lines for n in IDENTIFIER.findall(line.split(",", 1)[1])}
 
 
-@pytest.mark.parametrize("name", ["book/claims.md", "book/changes.md"])
-def test_no_sentence_is_longer_than_35_words(name):
-    text = re.sub(r"(?ms)^```.*?^```|^---.*?^---|^\|.*?$", "", (ROOT / name).read_text())
-    text = re.sub(r"\{\w+\}`([^<`]*)[^`]*`", r"\1", text)
-    sentences = re.split(r"(?<=[.!?])\s+|\n\n|\n\* ", text)
-    assert len(sentences) > 15 and not [s for s in sentences if len(s.split()) > 35]
-
-
 def test_no_sentence_of_an_entry_is_longer_than_35_words():
     for claim in claims():
         lines = (claim.entry["statement"], *claim.tests, claim.why, claim.headline() or "")
@@ -156,41 +149,39 @@ def test_numbers_are_plain():
     assert claim_rows.span([0.0, 1e-15], " %") == "0 %"
 
 
-def test_a_section_is_the_named_one_else_the_one_that_shows_the_record(tmp_path):
-    cells = [
-        ("markdown", "# 1. A chapter\n\ntext\n\n## First\n\nTable VII is here"),
-        ("code", 'beside("fed_cdp/table_7")'),
-        ("markdown", "## The second section\n\nno record"),
-        ("markdown", "## What holds, what does not\n\nfed_cdp.table_7"),
-    ]
-    book = {"cells": [{"cell_type": kind, "source": [source]} for kind, source in cells]}
-    (tmp_path / "01_x.ipynb").write_text(claim_sections.json.dumps(book))
-    sections = claim_sections.sections_of(tmp_path, "01_x")
-    assert [s.title for s in sections] == [
-        "First", "The second section", "What holds, what does not",
-    ]  # fmt: skip
-    entry = {"id": "fed_cdp.table_7", "paper": "fed_cdp", "where": "Table VII",
-             "table": "fed_cdp/table_7"}  # fmt: skip
-    assert claim_sections.section_of(sections, entry).title == "First"
-    named = entry | {"section": "The second"}
-    assert claim_sections.section_of(sections, named).title == "The second section"
-    assert claim_sections.section_of(sections, entry | {"section": "Gone"}).title == "First"
-    nothing = {"id": "x.y", "paper": "fedsel", "where": "abstract"}
-    assert claim_sections.section_of(sections, nothing) is None
+def test_a_claim_leads_to_the_section_that_the_ledger_names(monkeypatch):
+    toc = nodes.bullet_list()
+    for anchor, title in (("", "1. A chapter"), ("#first", "First"), ("#reach", "Can it reach ε?")):
+        toc += nodes.reference("", title, anchorname=anchor)
+    page = CHAPTERS["01"].notebook
+    app = types.SimpleNamespace(env=types.SimpleNamespace(tocs={f"notebooks/{page}": toc}))
+    warned = []
+    monkeypatch.setattr(
+        page_of_claims.logging, "getLogger",
+        lambda _: types.SimpleNamespace(warning=lambda *words: warned.append(words)),
+    )  # fmt: skip
+    argued, claim = page_of_claims.argued_in(app), next(c for c in claims() if "table_7" in c.id)
+
+    def leads(**changes):
+        return argued(dataclasses.replace(claim, entry=claim.entry | changes))
+
+    assert leads(section="Can it reach ε?") == (f"../notebooks/{page}.html#reach",
+                                                "chapter 1: Can it reach ε?")  # fmt: skip
+    assert leads(section=None) == (f"../notebooks/{page}.html", "chapter 1") and not warned
+    assert leads(section="Gone") == (f"../notebooks/{page}.html", "chapter 1")
+    assert len(warned) == 1 and "Gone" in warned[0]
 
 
 def test_the_findings_that_stand_first_lead_to_a_section():
     for claim in (c for c in claims() if "headline" in c.entry):
-        notebook = CHAPTERS[claim.entry["chapter"]].notebook
-        sections = claim_sections.sections_of(ROOT / "notebooks", notebook)
-        assert claim_sections.section_of(sections, claim.entry), claim.id
+        assert claim.entry["section"], claim.id
 
 
 # ---- the browser ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def listed(page, address):  # noqa: F811
+def listed(page, address):
     page.goto(f"{address}/book/claims.html", wait_until="networkidle")
     return page
 
@@ -241,7 +232,7 @@ def test_columns_sort_by_key_both_ways(listed):
     assert button.locator("xpath=..").get_attribute("aria-sort") == "descending"
 
 
-def test_a_link_to_a_hidden_claim_shows_it(listed, address):  # noqa: F811
+def test_a_link_to_a_hidden_claim_shows_it(listed, address):
     listed.goto(f"{address}/book/claims.html?status=refuted", wait_until="networkidle")
     assert 0 < shown(listed) < len(claims())
     listed.evaluate("location.hash = 'fed_cdp.table_6'")
@@ -259,7 +250,7 @@ def test_a_headline_leads_to_its_section(listed):
         assert anchor and listed.locator(f"[id='{anchor}']").count(), href
 
 
-def test_the_page_is_whole_without_scripts(browser, address):  # noqa: F811
+def test_the_page_is_whole_without_scripts(browser, address):
     context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 800})
     tab = context.new_page()
     tab.goto(f"{address}/book/claims.html")
@@ -268,7 +259,7 @@ def test_the_page_is_whole_without_scripts(browser, address):  # noqa: F811
     context.close()
 
 
-def test_no_page_of_claims_scrolls_sideways_on_a_phone(browser, address):  # noqa: F811
+def test_no_page_of_claims_scrolls_sideways_on_a_phone(browser, address):
     context = browser.new_context(viewport={"width": 390, "height": 800})
     tab = context.new_page()
     for name in ("claims", "changes"):

@@ -48,6 +48,12 @@ def needed(statements, wanted):
     return chosen[::-1]
 
 
+WRONG = {
+    "my_label": (lambda gradient: 3, lambda gradient: int(gradient.sum(1).argmax())),
+}
+"""Wrong answers of an exercise, beside no answer."""
+
+
 @pytest.fixture(scope="module")
 def namespace_of():
     """Return a function that gives what an exercise's check needs of its notebook, executed."""
@@ -93,6 +99,7 @@ def test_an_exercise_is_solved_by_its_solution_and_by_nothing_else(
     capsys.readouterr()
     assert not check(lambda *_: None)
     assert re.search(r"expected.*got|got.*expected", capsys.readouterr().out, re.I | re.S)
+    assert not any(check(wrong) for wrong in WRONG.get(name, ()))
     exec(solution(number, name), namespace)
     assert check(namespace[name])
 

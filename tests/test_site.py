@@ -1,42 +1,17 @@
 """The built book in a reader's browser: no other host, no error, nothing missing, a search."""
 
-import functools
-import http.server
 import re
 import shutil
 import subprocess
 import tarfile
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import yaml
+from site_scenes import pages_of
 from test_chapters import IDENTIFIERS
 
 from fl_privacy_lib.chapters import CHAPTERS
-from fl_privacy_lib.reproduction import book
-from fl_privacy_lib.reproduction.paths import ROOT
-
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
-
-
-@pytest.fixture(scope="session")
-def site() -> Path:
-    """Return the folder of the built book; build it at the smoke profile if a page is missing."""
-    if not all((book.HTML / name).exists() for name in ("index.html", *pages_of(book.HTML))):
-        book.build(CHAPTERS, "smoke")
-    return book.HTML
-
-
-def pages_of(site: Path) -> list[str]:
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    listed = [c for part in toc["parts"] for c in part["chapters"]]
-    inner = [c for page in listed for c in page.get("sections", [])]
-    return [f"{c['file']}.html" for c in ({"file": toc["root"]}, *listed, *inner)]
 
 
 class Assets(HTMLParser):
@@ -67,7 +42,7 @@ def parsed(page: Path) -> Assets:
 
 
 def test_every_page_loads_only_what_lies_beside_it(site):
-    for name in pages_of(site):
+    for name in pages_of():
         page = site / name
         for source in parsed(page).loads:
             assert not re.match(r"(https?:)?//", source), f"{name} loads {source}"
@@ -78,7 +53,7 @@ def test_every_page_loads_only_what_lies_beside_it(site):
 
 
 def test_local_links_lead_somewhere(site):
-    for name in pages_of(site):
+    for name in pages_of():
         page = site / name
         for link in parsed(page).links:
             target, _, anchor = link.partition("#")
@@ -92,7 +67,7 @@ def test_local_links_lead_somewhere(site):
 
 def test_every_image_is_described(site):
     count = 0
-    for name in pages_of(site):
+    for name in pages_of():
         for image in parsed(site / name).images:
             if "logo" in (image.get("class") or ""):
                 continue
@@ -105,7 +80,7 @@ def test_every_image_is_described(site):
 
 
 def test_progress_lines_and_tracebacks_stay_out_of_the_pages(site):
-    for name in pages_of(site):
+    for name in pages_of():
         text = (site / name).read_text()
         assert "Traceback" not in text and "about 0 s left" not in text, name
 
@@ -128,7 +103,7 @@ def test_a_chapter_is_short_enough_to_read(site, name):
 
 
 def test_what_is_drawn_shows_words_and_no_identifier(site):
-    for name in pages_of(site):
+    for name in pages_of():
         if "/api" in name or "rerun" in name:
             continue  # pages about the code
         code = r"<(script|style|pre|code|details).*?</\1>"  # folded: parameters, by their names
@@ -138,61 +113,12 @@ def test_what_is_drawn_shows_words_and_no_identifier(site):
 
 
 def test_a_missing_data_file_leaves_no_hole(site):
-    for name in pages_of(site):
+    for name in pages_of():
         assert "data not here" not in (site / name).read_text(), name
 
 
-@pytest.fixture(scope="session")
-def browser():
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("browser tests need Debian's chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="session")
-def address(site):
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-@pytest.fixture
-def page(browser, address):
-    """Return a page that notes every console error, failed request and request to another host."""
-    context = browser.new_context()
-    tab = context.new_page()
-    tab.troubles = []
-    tab.on(
-        "console", lambda m: tab.troubles.append(m.text) if m.type in ("error", "warning") else None
-    )
-    tab.on("pageerror", lambda e: tab.troubles.append(str(e)))
-    tab.on("requestfailed", lambda r: tab.troubles.append(f"failed: {r.url}"))
-    tab.on(
-        "response",
-        lambda r: tab.troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else None,
-    )
-    tab.on(
-        "request",
-        lambda r: None if r.url.startswith((address, "data:")) else tab.troubles.append(r.url),
-    )
-    yield tab
-    context.close()
-
-
 def test_a_browser_opens_every_page_without_trouble(page, address, site):
-    for name in pages_of(site):
+    for name in pages_of():
         page.goto(f"{address}/{name}", wait_until="networkidle")
         assert page.locator("h1").first.inner_text()
         assert page.troubles == [], name
@@ -255,7 +181,7 @@ def test_pictures_are_not_filtered_in_either_theme(page, address, theme):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_scrolls_sideways(page, address, site, width):
     page.set_viewport_size({"width": width, "height": 900})
-    for name in pages_of(site):
+    for name in pages_of():
         page.goto(f"{address}/{name}", wait_until="networkidle")
         scrolls = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert scrolls <= 0, f"{name} is {scrolls} px wider than the screen"
@@ -290,7 +216,7 @@ def axe(tmp_path_factory):
 def test_nothing_of_ours_shuts_a_reader_out(page, address, site, axe, width, theme):
     page.set_viewport_size({"width": width, "height": 900})
     broken = {}
-    for name in pages_of(site):
+    for name in pages_of():
         if "/api_" in name:
             continue  # autodoc's markup, a thousand times over
         page.goto(f"{address}/{name}", wait_until="load")

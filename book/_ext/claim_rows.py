@@ -15,7 +15,7 @@ import yaml
 from fl_privacy_lib.chapters import CHAPTERS, experiment
 from fl_privacy_lib.reproduction.checks import PRINTED, in_words
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
-from fl_privacy_lib.reproduction.comparison import measured, select
+from fl_privacy_lib.reproduction.comparison import SUCCESS_RATES, measured, select
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.names import NAMES, SETTINGS
 from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED
@@ -163,7 +163,6 @@ WORDS = {
     "laplace": "Laplace",
     "sigma": "σ",
     "two_stage": "two-stage",
-    "mask_aware": "mask-aware",
 }
 """Code words of records that are not in the library's own names."""
 
@@ -410,7 +409,7 @@ class Claim:
         return re.sub(r"(?<=\d)%", " %", text)
 
 
-SHARES = ("accuracy", "attack_success_rate", "success_by_50")
+SHARES = ("accuracy", *SUCCESS_RATES)
 
 
 def span(values: list[float], unit: str) -> str:

@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import claim_rows
 from claim_rows import Claim, Coverage
-from claim_sections import Section, section_of, sections_of
 from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import ReferenceRole, SphinxDirective
@@ -74,7 +73,6 @@ def headlines(claims: list[Claim], argued: Link) -> str:
 
 def papers(claims: list[Claim], argued: Link) -> str:
     """Return the counts of verdicts and, table by table, how much of each paper comes out."""
-    counts = scrolling(summary_table().html(), "Claims of each paper by verdict")
     rows = []
     for paper, tables in claim_rows.matrix(claims).items():
         cells = "".join(coverage_cell(table) for table in tables)
@@ -82,15 +80,7 @@ def papers(claims: list[Claim], argued: Link) -> str:
             f'<div class="coverage-row"><p id="coverage-{paper}">{named(paper)}</p>'
             f'<ul aria-labelledby="coverage-{paper}">{cells}</ul></div>'
         )
-    return f'{counts}<div class="coverage">{"".join(rows)}</div>'
-
-
-def scrolling(table: str, label: str) -> str:
-    """Return a table in a box that scrolls, also by key."""
-    return table.replace(
-        '<div class="table-scroll">',
-        f'<div class="table-scroll" tabindex="0" role="group" aria-label="{label}">',
-    )
+    return f'{summary_table().html()}<div class="coverage">{"".join(rows)}</div>'
 
 
 def coverage_cell(table: Coverage) -> str:
@@ -279,31 +269,37 @@ def computed() -> list[Claim]:
     return claim_rows.gather()
 
 
+def slug(title: str) -> str:
+    """Return a title's letters and digits alone, which typesetting does not change."""
+    return re.sub(r"[\W_]+", "", title.lower())
+
+
 def argued_in(app) -> Link:
-    """Return where each claim is argued, from the headings of the pages that were read."""
-    folder, tocs = Path(app.srcdir, "notebooks"), app.env.tocs
-    known: dict[str, list[Section]] = {
-        number: sections_of(folder, kind.notebook) for number, kind in CHAPTERS.items()
-    }
+    """Return where each claim is argued: the section that the ledger names, else the chapter's top.
+
+    A section that neither the chapter nor its appendix has ends the strict build.
+    """
+    sections: dict[tuple[str, str], tuple[str, str]] = {}
+    for number, kind in CHAPTERS.items():
+        for page in (f"{kind.notebook}_appendix", kind.notebook):  # the chapter's own come last
+            toc = app.env.tocs.get(f"notebooks/{page}")
+            for heading in toc.findall(nodes.reference) if toc else ():
+                address = f"../notebooks/{page}.html{heading['anchorname']}"
+                sections[number, slug(heading.astext())] = address, heading.astext()
 
     def argued(claim: Claim) -> tuple[str, str]:
         top, words = chapter_top(claim)
-        section = section_of(known[claim.entry["chapter"]], claim.entry)
-        toc = tocs.get(f"notebooks/{section.page}") if section else None
-        if section is None or toc is None:
+        name = claim.entry.get("section")
+        if name is None:
             return top, words
-        for reference in toc.findall(nodes.reference):
-            if claim_slug(reference.astext()) == section.slug:
-                page = f"../notebooks/{section.page}.html{reference['anchorname']}"
-                return page, f"{words}: {reference.astext()}"
-        return top, words
+        if (claim.entry["chapter"], slug(name)) not in sections:
+            message = "%s names the section %r, which its chapter does not have: correct it."
+            logging.getLogger(__name__).warning(message, claim.id, name)
+            return top, words
+        address, title = sections[claim.entry["chapter"], slug(name)]
+        return address, f"{words}: {title}"
 
     return argued
-
-
-def claim_slug(title: str) -> str:
-    """Return a heading in the form in which sections are compared."""
-    return Section("", title, "").slug
 
 
 def draw(app, doctree, docname) -> None:

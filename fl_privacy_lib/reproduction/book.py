@@ -27,9 +27,8 @@ STAGE = BUILD / "stage"
 HTML = BUILD / "html"
 
 
-def fold_parameters(path: Path) -> None:
+def fold_parameters(notebook: dict[str, Any]) -> None:
     """Show an executed notebook's parameters once, folded: the table of the values that ran."""
-    notebook = json.loads(path.read_text())
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         if {"parameters", "injected-parameters"} & set(tags):
@@ -37,18 +36,13 @@ def fold_parameters(path: Path) -> None:
         if cell["cell_type"] == "code" and ".checked(" in "".join(cell["source"]):
             tags += ["remove-input", "hide-output"]
             cell["metadata"]["mystnb"] = {"code_prompt_show": "Show the parameters of this run"}
-    write_atomically(path, json.dumps(notebook, indent=1, ensure_ascii=False).encode())
 
 
-def split_appendix(path: Path) -> Path:
-    """Move an executed chapter's cells from its heading '# Appendix' on to a page of their own.
+def make_pages(path: Path) -> None:
+    """Make an executed notebook a chapter's two pages: what it argues, and its appendix beside it.
 
-    The chapter keeps the tables that carry its argument; a notebook opened in Jupyter stays whole.
-
-    Returns
-    -------
-    Path
-        The appendix, beside the chapter, which is cut where the appendix begins.
+    The cells from the heading '# Appendix' on are the appendix; opened in Jupyter, a notebook is
+    whole.
 
     Raises
     ------
@@ -56,6 +50,7 @@ def split_appendix(path: Path) -> Path:
         If no Markdown cell begins with that heading.
     """
     notebook = json.loads(path.read_text())
+    fold_parameters(notebook)
     cells = notebook["cells"]
     heads = ["".join(cell["source"]).startswith("# Appendix") for cell in cells]
     if True not in heads:
@@ -64,7 +59,6 @@ def split_appendix(path: Path) -> Path:
     for target, part in ((appendix, cells[at:]), (path, cells[:at])):
         whole = notebook | {"cells": part}
         write_atomically(target, json.dumps(whole, indent=1, ensure_ascii=False).encode())
-    return appendix
 
 
 def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
@@ -95,8 +89,7 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
     for settings in chosen:
         target = STAGE / "notebooks" / f"{settings.notebook}.ipynb"
         timed(f"execute {settings.notebook} at {profile}", partial(execute, settings, target))
-        fold_parameters(target)
-        split_appendix(target)
+        make_pages(target)
 
 
 def build(

@@ -107,7 +107,13 @@ def page(browser, address):
         "console", lambda m: tab.troubles.append(m.text) if m.type in ("error", "warning") else None
     )
     tab.on("pageerror", lambda e: tab.troubles.append(str(e)))
-    tab.on("requestfailed", lambda r: tab.troubles.append(f"failed: {r.url}"))
+
+    def note_failure(request):
+        # the next page may cut off an icon; that it is there is checked beside every page
+        if not (request.url.endswith("favicon.svg") and request.failure == "net::ERR_ABORTED"):
+            tab.troubles.append(f"failed: {request.url}")
+
+    tab.on("requestfailed", note_failure)
     tab.on(
         "response",
         lambda r: tab.troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else None,

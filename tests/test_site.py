@@ -27,7 +27,8 @@ class Assets(HTMLParser):
         given = dict(attrs)
         if tag in ("script", "img", "iframe", "source") and given.get("src"):
             self.loads.append(given["src"])
-        if tag == "link" and given.get("href") and "stylesheet" in (given.get("rel") or ""):
+        kinds = set((given.get("rel") or "").split())
+        if tag == "link" and given.get("href") and kinds & {"stylesheet", "icon"}:
             self.loads.append(given["href"])
         if tag == "a" and given.get("href"):
             self.links.append(given["href"])

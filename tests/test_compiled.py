@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
-from fl_privacy_lib.defenses.clipping import DecayingClip, layer_norms
+from fl_privacy_lib.defenses import (
+    Clip,
+    Defense,
+    PerExample,
+    Schedule,
+    fed_cdp,
+    fed_sdp,
+    non_private,
+)
+from fl_privacy_lib.defenses.clipping import layer_norms
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext
 from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
@@ -44,7 +52,7 @@ def test_updates_are_those_of_automatic_differentiation(name, batch, rule):
 @pytest.mark.parametrize("name", ["small", "adult"])
 def test_every_sampling(name, sampling):
     plan = plan_of(2, batch_sampling=sampling, rounds=2, participants=1)
-    agrees(name, plan, Defense("decaying", PerExample(DecayingClip(0.4, end=0.1, rounds=2))))
+    agrees(name, plan, Defense("decaying", PerExample(Clip(Schedule(0.4, 0.1, rounds=2)))))
 
 
 @pytest.mark.parametrize("name", ["small", "adult"])

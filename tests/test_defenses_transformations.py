@@ -29,12 +29,12 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.attacks.objective import replay
 from fl_privacy_lib.defenses import (
     Clip,
-    DecayingClip,
     Declaration,
     Defense,
     Holding,
     Noise,
     PerExample,
+    Schedule,
     Stage,
     adaclip,
     dssgd,
@@ -48,8 +48,8 @@ from fl_privacy_lib.defenses import (
     quantile_clipped,
     random_noise,
 )
-from fl_privacy_lib.defenses.clipping import DECAYS
 from fl_privacy_lib.defenses.noise import add_noise
+from fl_privacy_lib.defenses.schedule import SHAPES
 from fl_privacy_lib.defenses.releases import release
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Then
 from fl_privacy_lib.defenses.rules import LargestNorm, QuantileNorm
@@ -183,7 +183,7 @@ def test_without_generators_everything_that_passes_is_kept():
     ],
 )
 def test_the_bound_falls_by_its_formula_and_ends(kind, formula):
-    clip = DecayingClip(6.0, end=2.0, rounds=8, kind=kind, cycles=2)
+    clip = Clip(Schedule(6.0, 2.0, 8, kind, cycles=2))
     assert [clip.bound(t) for t in range(8)] == pytest.approx([formula(t) for t in range(8)])
     assert clip.bound(8) == clip.bound(1000) == 2.0
     norms = {"w": torch.tensor([[1.0, 3.0, 12.0]])}
@@ -229,7 +229,7 @@ EVERY = [
     median_clipped("example"),
     median_clipped("batch", scope="all"),
     fed_cdp_decay(),
-    fed_cdp_decay("batch", kind="cyclic", cycles=3),
+    fed_cdp_decay("batch", shape="cyclic", cycles=3),
     quantile_clipped(),
     quantile_clipped("per_client", scope="layer"),
     quantile_clipped("on_arrival"),
@@ -383,12 +383,12 @@ def test_without_a_guarantee_there_are_no_events_and_one_sentence_says_why(word,
 
 
 @pytest.mark.parametrize("noise_at", ["example", "batch"])
-@pytest.mark.parametrize("kind", DECAYS)
+@pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("tap", ["example", "update"])
 def test_a_decaying_bound_counts_like_a_fixed_one(noise_at, kind, tap):
     if (noise_at, tap) == ("batch", "example"):
         return
-    decay = fed_cdp_decay(noise_at, kind=kind, rounds=20)
+    decay = fed_cdp_decay(noise_at, shape=kind, rounds=20)
     assert decay.events(PLAN, HOLDING, tap=tap, participations=3) == fed_cdp(noise_at).events(
         PLAN, HOLDING, tap=tap, participations=3
     )
@@ -494,8 +494,7 @@ def test_a_private_noise_level_spoils_the_batchs_noise_but_not_the_updates():
         (lambda: adaclip(mean_decay=1.0), "mean_decay = 1.0"),
         (lambda: adaclip(floor=2.0), "floor = 2.0 is above"),
         (lambda: adaclip(noise_scale=-1.0), "noise_scale = -1.0"),
-        (lambda: fed_cdp_decay(end=7.0), "end = 7.0 is above"),
-        (lambda: fed_cdp_decay(kind="lin"), "kind = 'lin' is not one of"),
+        (lambda: fed_cdp_decay(shape="lin"), "shape = 'lin' is not one of"),
         (lambda: fed_cdp_decay(rounds=0), "= 0 must be"),
         (lambda: fed_cdp_decay(end=0.0), "end = 0.0"),
     ],

@@ -149,18 +149,25 @@ def _as_counted(
     defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit
 ) -> Statement:
     """Return the papers' own count: σ as multiplier, Poisson sampling, moments accountant."""
-    scales = {place: says.noise.scale for place, says in noisy(defense, "received") if says.noise}
-    local = max(scales.get("per_batch", 0.0), scales.get("per_example", 0.0))
-    remote = max(scales.get("per_client", 0.0), scales.get("on_arrival", 0.0))
+    scales = {
+        place: np.array([says.noise.at(t) for t in range(plan.rounds)])
+        for place, says in noisy(defense, "received")
+        if says.noise
+    }  # [T]
+    local, remote = (
+        np.max([scales[place] for place in places], axis=0) if places else None
+        for places in (scales.keys() & {"per_batch", "per_example"},
+                       scales.keys() & {"per_client", "on_arrival"})
+    )  # fmt: skip
     adversary = "whoever cannot see who takes part; the paper does not say so"
-    noise = local or remote
-    if not noise:
+    noise = remote if local is None else local
+    if noise is None:
         why = (("noise", "nothing adds noise."),)
         return Statement(PAPER, math.inf, delta, unit, "add_remove", "none", "none", adversary, why)
     reasons: list[Reason] = [
-        ("noise", f"the noise scale σ = {noise:g} is the multiplier, whatever M is.")
+        ("noise", f"the noise scale σ = {noise.min():g} is the multiplier, whatever M is.")
     ]
-    if local:
+    if local is not None:
         rate = global_rate(plan.batch_size, plan.participants, holding.examples)
         steps, name = plan.local_iterations * plan.rounds, "B·K_t/N"
         if unit == "client":
@@ -178,10 +185,12 @@ def _as_counted(
     reasons.append(
         ("sampling", f"q = {name} = {min(rate, 1):.4g}, drawn anew at each of {steps} steps.")
     )
-    claimed: Unit = unit if local else "client"
-    spent = spend(
-        Event(min(rate, 1.0), noise, claimed, "add_remove", uses=steps), "moments_accountant", delta
-    )
+    claimed: Unit = "client" if local is None else unit
+    counted = [
+        Event(min(rate, 1.0), float(z), claimed, "add_remove", uses=int(rounds) * steps // plan.rounds)
+        for z, rounds in zip(*np.unique(noise, return_counts=True), strict=True)
+    ]
+    spent = spend(counted, "moments_accountant", delta)
     return Statement(
         PAPER,
         spent.epsilon,
@@ -266,12 +275,12 @@ def _batches_drawn_anew(
     most = quantile(distribution, delta / 2)
     if most == 0:
         return None
-    (event,) = events(
+    drawn = events(
         defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most
     )
-    if event.sampling == "none":
+    if drawn[0].sampling == "none":
         return None
-    return spend(event, "pld", delta if certain else delta / 2)
+    return spend(drawn, "pld", delta if certain else delta / 2)
 
 
 def _of_reports(

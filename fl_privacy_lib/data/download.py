@@ -68,6 +68,13 @@ def mnist(root: Path) -> None:
     MNIST(root, download=True)
 
 
+def fashion_mnist(root: Path) -> None:
+    """Download ``root/FashionMNIST/raw`` with torchvision, which checks its MD5."""
+    from torchvision.datasets import FashionMNIST
+
+    FashionMNIST(root, download=True)
+
+
 def cifar10(root: Path) -> None:
     """Download ``root/cifar-10-batches-py`` with torchvision, which checks its MD5."""
     from torchvision.datasets import CIFAR10

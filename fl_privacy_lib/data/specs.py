@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fl_privacy_lib.data import decoders, download, splits, synthetic, tabular
 from fl_privacy_lib.data.files import Arrays, Form, Layout
@@ -101,43 +102,79 @@ _SCALED = (
 )
 
 
-DATASETS: dict[str, Spec] = {
-    "mnist": Spec(
-        title="MNIST",
+# file of an idx image set → SHA-256 compressed, and as it is
+_MNIST = {
+    "train-images-idx3-ubyte": (
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    ),
+    "train-labels-idx1-ubyte": (
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    ),
+    "t10k-images-idx3-ubyte": (
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    ),
+    "t10k-labels-idx1-ubyte": (
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+}
+_FASHION = {
+    "train-images-idx3-ubyte": (
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    ),
+    "train-labels-idx1-ubyte": (
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    ),
+    "t10k-images-idx3-ubyte": (
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    ),
+    "t10k-labels-idx1-ubyte": (
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+}
+
+
+def _idx_images(
+    title: str, folder: str, sums: dict[str, tuple[str, str]], classes: tuple[str, ...], **about: Any
+) -> Spec:
+    """Return a set of 70,000 images in the layout of MNIST."""
+    files = tuple(_idx(f"{folder}/raw/{name}", *both) for name, both in sums.items())
+    return Spec(
+        title=title,
         kind="image",
-        layouts=(
-            Layout(
-                files=(
-                    _idx(
-                        "MNIST/raw/train-images-idx3-ubyte",
-                        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                    ),
-                    _idx(
-                        "MNIST/raw/train-labels-idx1-ubyte",
-                        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                    ),
-                    _idx(
-                        "MNIST/raw/t10k-images-idx3-ubyte",
-                        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                    ),
-                    _idx(
-                        "MNIST/raw/t10k-labels-idx1-ubyte",
-                        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                    ),
-                ),
-                decode=decoders.decode_mnist,
-            ),
-        ),
-        build=partial(splits.cut_tail, classes=splits.DIGIT_CLASSES),
-        licence="usually cited as CC BY-SA 3.0",
-        source="LeCun, Cortes and Burges, The MNIST database of handwritten digits",
+        layouts=(Layout(files=files, decode=decoders.decode_mnist),),
+        build=partial(splits.cut_tail, classes=classes),
         note="50,000 images for training; the last 10,000 of the original training set validate; "
         "the 10,000 test images are kept apart.",
+        **about,
+    )
+
+
+DATASETS: dict[str, Spec] = {
+    "mnist": _idx_images(
+        "MNIST",
+        "MNIST",
+        _MNIST,
+        licence="usually cited as CC BY-SA 3.0",
+        source="LeCun, Cortes and Burges, The MNIST database of handwritten digits",
+        classes=splits.DIGIT_CLASSES,
         fetch=download.mnist,
+    ),
+    "fashion_mnist": _idx_images(
+        "Fashion-MNIST",
+        "FashionMNIST",
+        _FASHION,
+        licence="MIT",
+        source="Xiao, Rasul and Vollgraf, Fashion-MNIST: a novel image dataset",
+        classes=splits.CLOTHES_CLASSES,
+        fetch=download.fashion_mnist,
     ),
     "cifar10": Spec(
         title="CIFAR-10",

@@ -9,7 +9,7 @@ from fl_privacy_lib.data.files import Arrays
 
 # Cuts of data sets that have no order of their own are drawn once, from this seed, for every run.
 SPLIT_SEED = 20210707
-# Training images of MNIST and CIFAR-10 that validate.
+# Training images of MNIST, Fashion-MNIST and CIFAR-10 that validate.
 HELD_OUT = 10_000
 
 CIFAR_CLASSES = (
@@ -25,6 +25,9 @@ CIFAR_CLASSES = (
     "truck",
 )
 DIGIT_CLASSES = tuple("0123456789")
+CLOTHES_CLASSES = tuple(
+    "T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot".split(",")
+)
 
 
 @dataclass(frozen=True, eq=False)

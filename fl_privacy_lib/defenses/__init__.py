@@ -1,6 +1,6 @@
 """Defences: fillings of a gradient's route from an example to the global model."""
 
-from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
+from fl_privacy_lib.defenses.clipping import Clip
 from fl_privacy_lib.defenses.holding import Holding
 from fl_privacy_lib.defenses.methods import (
     adaclip,
@@ -16,6 +16,7 @@ from fl_privacy_lib.defenses.methods import (
     random_noise,
 )
 from fl_privacy_lib.defenses.route import Defense, PerExample
+from fl_privacy_lib.defenses.schedule import Schedule
 from fl_privacy_lib.defenses.stage import (
     STAGES,
     TAPS,
@@ -31,12 +32,12 @@ __all__ = [
     "TAPS",
     "THREAT_TYPES",
     "Clip",
-    "DecayingClip",
     "Declaration",
     "Defense",
     "Holding",
     "Noise",
     "PerExample",
+    "Schedule",
     "Stage",
     "Transformation",
     "adaclip",

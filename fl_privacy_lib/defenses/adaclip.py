@@ -146,7 +146,7 @@ class AdaClipNoise(BatchNoise):
         # its own
         missing = 1 - count / ctx.batch_size
         centred = {name: v + missing * means[name] for name, v in values.items()}
-        std = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
+        std = mean_std(self.sigma(ctx.round), 1.0, ctx.batch_size, self.divide_by)
         noisy = self.add_scaled_noise(centred, values, std, ctx)
         self.rule.follow(noisy, std, ctx)
         return noisy

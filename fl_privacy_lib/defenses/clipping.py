@@ -1,14 +1,12 @@
 """Clipping as data: from the norms of a gradient to the factors it is multiplied with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
 
-from fl_privacy_lib._checks import InputError, one_of, positive
-from fl_privacy_lib.accounting import schedules
+from fl_privacy_lib._checks import one_of, positive
+from fl_privacy_lib.defenses.schedule import Scheduled, value_at
 
 # tensor name → values; the leading axes say where on the route it stands
 Gradient = dict[str, torch.Tensor]
@@ -62,8 +60,9 @@ class Clip:
 
     Parameters
     ----------
-    clip_norm : float, > 0
-        The bound C.
+    clip_norm : float, > 0, or Schedule
+        The bound C, or the bounds C_t. Noise scaled with a scheduled bound changes with it: the
+        noise multiplier, and with it ε, stay what they are for a fixed one.
     scope : {'layer', 'all'}
         'layer' clips every tensor to C by itself, as the Fed-CDP papers do; M tensors together then
         have a norm of up to C√M. 'all' clips the whole gradient to C, as DP-SGD does.
@@ -78,11 +77,11 @@ class Clip:
     {'w': tensor([1.0000, 0.5000])}
     """
 
-    clip_norm: float
+    clip_norm: Scheduled
     scope: str = "layer"
 
     def __post_init__(self) -> None:
-        positive(clip_norm=self.clip_norm)
+        positive(clip_norm=self.bound())
         one_of(["layer", "all"], scope=self.scope)
 
     def factors(self, norms: Gradient, round: int = 0) -> Gradient:
@@ -91,70 +90,8 @@ class Clip:
 
     def bound(self, round: int = 0) -> float:
         """Return the norm that no clipped unit exceeds in this round; noise is scaled with it."""
-        return self.clip_norm
+        return value_at(self.clip_norm, round)
 
     def __call__(self, gradient: Gradient, leading: int, round: int = 0) -> Gradient:
         """Return the clipped gradient; norms are taken over all but the first `leading` axes."""
         return scaled(gradient, self.factors(layer_norms(gradient, leading), round))
-
-
-DECAYS: dict[str, Callable[[float, float, int, int], np.ndarray]] = {
-    "linear": lambda start, end, rounds, cycles: schedules.linear(start, end, rounds),
-    "exponential": lambda start, end, rounds, cycles: schedules.exponential(start, end, rounds),
-    "cyclic": schedules.cosine,
-}
-"""Schedules of a bound: linear; start (end/start)^{t/T}; cosine annealing, restarted each cycle."""
-
-
-@lru_cache(maxsize=64)
-def _bounds(kind: str, start: float, end: float, rounds: int, cycles: int) -> tuple[float, ...]:
-    return tuple(float(bound) for bound in DECAYS[kind](start, end, rounds, cycles))
-
-
-@dataclass(frozen=True)
-class DecayingClip(Clip):
-    """A clip whose bound falls over the rounds, by a schedule that no data enter.
-
-    Noise scaled with the bound falls with it: the noise multiplier, and with it ε, stay what they
-    are for a fixed bound. That is why the schedule may not look at the data.
-
-    Parameters
-    ----------
-    clip_norm : float, > 0, the bound of round 0
-    scope : {'layer', 'all'}, as in `Clip`
-    end : float, > 0, where the schedule ends; the bound of every round from `rounds` on
-    rounds : int, T; round T − 1 is still one step above the end
-    kind : {'linear', 'exponential', 'cyclic'}, see `DECAYS`
-    cycles : int, ≥ 1, of the cyclic kind
-
-    Notes
-    -----
-    Source: Fed-CDP, section VII, "Fed-CDP(decay)": linear, from 6 to 2 in 100 rounds. The other two
-    kinds are those of Fed-αCDP, section 5.3, which has them for σ.
-
-    Examples
-    --------
-    >>> clip = DecayingClip(6.0, end=2.0, rounds=100)
-    >>> clip.bound(0), clip.bound(50), clip.bound(100)
-    (6.0, 4.0, 2.0)
-    """
-
-    end: float = 2.0
-    rounds: int = 100
-    kind: str = "linear"
-    cycles: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(DECAYS, kind=self.kind)
-        if self.end > self.clip_norm:
-            raise InputError(
-                f"end = {self.end} is above clip_norm = {self.clip_norm}: a decay falls, so swap "
-                "the two."
-            )
-        self.bound()  # the schedule checks the rest
-
-    def bound(self, round: int = 0) -> float:
-        """Return the bound of a round."""
-        bounds = _bounds(self.kind, self.clip_norm, self.end, self.rounds, self.cycles)
-        return bounds[round] if round < self.rounds else self.end

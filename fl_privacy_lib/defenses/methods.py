@@ -6,9 +6,10 @@ from typing import Any
 
 from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.defenses.adaclip import AdaClip, AdaClipNoise
-from fl_privacy_lib.defenses.clipping import Clip, DecayingClip
+from fl_privacy_lib.defenses.clipping import Clip
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Defense, PerExample, Then
 from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm, Rule
+from fl_privacy_lib.defenses.schedule import Schedule, Scheduled
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective
 
 
@@ -57,8 +58,8 @@ def fed_cdp(
     noise_at: str = "example",
     *,
     divide_by: str | None = None,
-    clip_norm: float = 4.0,
-    noise_scale: float = 6.0,
+    clip_norm: Scheduled = 4.0,
+    noise_scale: Scheduled = 6.0,
     scope: str = "layer",
 ) -> Defense:
     """Return Fed-CDP: clip every example's gradient, and add noise in every local iteration.
@@ -72,8 +73,8 @@ def fed_cdp(
         What divides σC on the batch mean, see `noise.mean_std`. None: 'sqrt_batch' at the example,
         'batch' at the batch. The guarantee of the released model depends only on this and on the
         clip, not on where the noise enters.
-    clip_norm : float, > 0, C
-    noise_scale : float, ≥ 0, σ
+    clip_norm : float, > 0, or Schedule, C
+    noise_scale : float, ≥ 0, or Schedule, σ
     scope : {'layer', 'all'}
         'layer' as in the papers. Noise σC then protects M tensors that move by up to C√M together:
         the Gaussian mechanism's multiplier is σ/√M, not σ.
@@ -95,7 +96,7 @@ def _noised_at(
     noise_at: str,
     name: str,
     clip: Clip | Rule,
-    noise_scale: float,
+    noise_scale: Scheduled,
     divide_by: str | None,
 ) -> Defense:
     """Return a defence that clips examples, with noise of σ there or at the batch."""
@@ -112,7 +113,7 @@ def fed_cdp_decay(
     clip_norm: float = 6.0,
     end: float = 2.0,
     rounds: int = 100,
-    kind: str = "linear",
+    shape: str = "linear",
     cycles: int = 1,
     divide_by: str | None = None,
     noise_scale: float = 6.0,
@@ -122,7 +123,7 @@ def fed_cdp_decay(
 
     Parameters
     ----------
-    clip_norm, end, rounds, kind, cycles : see `DecayingClip`
+    clip_norm, end, rounds, shape, cycles : see `Schedule`
     noise_at, divide_by, noise_scale, scope : as in `fed_cdp`
 
     Notes
@@ -135,15 +136,15 @@ def fed_cdp_decay(
     >>> [fed_cdp_decay().per_example.example_std(1, round) for round in (0, 50)]
     [36.0, 24.0]
     """
-    clip = DecayingClip(clip_norm, scope, end, rounds, kind, cycles)
+    clip = Clip(Schedule(clip_norm, end, rounds, shape, cycles), scope)
     return _noised_at(noise_at, "fed_cdp_decay", clip, noise_scale, divide_by)
 
 
 def fed_alpha_cdp(
     reading: str = "example",
     *,
-    clip_norm: float | None = 4.0,
-    noise_scale: float = 6.0,
+    clip_norm: Scheduled | None = 4.0,
+    noise_scale: Scheduled = 6.0,
     divide_by: str | None = None,
     scope: str = "layer",
 ) -> Defense:
@@ -157,8 +158,8 @@ def fed_alpha_cdp(
         'code' (the released script): as 'batch', with S the mean of the examples' largest tensor
         norms, each at least 0.1, and σS/B; `clip_norm` and `scope` are then the code's own, 32 by
         tensor, which hardly ever clips.
-    clip_norm : float, > 0, C, so that S ≤ C; or None: nothing is clipped
-    noise_scale : float, ≥ 0, σ
+    clip_norm : float, > 0, or Schedule, C, so that S ≤ C; or None: nothing is clipped
+    noise_scale : float, ≥ 0, or Schedule, σ
     divide_by : {'sqrt_batch', 'batch', 'none'} or None
         None: as the reading says. 'batch' with 'sqrt_batch' has the distribution of 'example' at
         every tap but the example's, and takes the fast engine.

@@ -12,6 +12,7 @@ from fl_privacy_lib._checks import InputError, in_range, one_of
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms, scaled
 from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, example_std, mean_std
 from fl_privacy_lib.defenses.rules import FixedBound, Rule
+from fl_privacy_lib.defenses.schedule import Scheduled, value_at
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 
@@ -19,13 +20,13 @@ class NoisyStage(Stage):
     """What the three stages share: a clip or rule, and noise whose standard deviation is σ·S."""
 
     clip: Any  # Clip, Rule or None
-    noise_scale: float
+    noise_scale: Scheduled
     divide_by: str = "none"
     scale: float = 1.0
     reports: ClassVar[bool] = True  # whether the stage is where its rule reports its counts
 
     def __post_init__(self) -> None:
-        in_range(0, math.inf, noise_scale=self.noise_scale, scale=self.scale)
+        in_range(0, math.inf, noise_scale=self.sigma(), scale=self.scale)
         one_of(DIVISORS, divide_by=self.divide_by)
         if self.noise_scale and self.clip is None:
             raise InputError(
@@ -41,6 +42,10 @@ class NoisyStage(Stage):
     def rule(self) -> Any:
         """The clip as a rule, or the rule itself."""
         return FixedBound(self.clip) if self.is_fixed else self.clip
+
+    def sigma(self, round: int = 0) -> float:
+        """Return σ of a round."""
+        return value_at(self.noise_scale, round)
 
     def declare(self) -> Declaration:
         """Return the rule's bound, the noise, and the counts that the rule reports here."""
@@ -75,13 +80,13 @@ class PerExample(NoisyStage):
     Parameters
     ----------
     clip : Clip, Rule or None
-    noise_scale : float, ≥ 0
+    noise_scale : float, ≥ 0, or Schedule
         σ; each example's gradient gets noise such that the *batch mean* carries `mean_std` of σS.
     divide_by : {'sqrt_batch', 'batch', 'none'}, see `mean_std`
     """
 
     clip: Clip | Rule | None = None
-    noise_scale: float = 0.0
+    noise_scale: Scheduled = 0.0
     divide_by: str = "sqrt_batch"
 
     def example_std(self, batch_size: int, round: int = 0) -> float:
@@ -91,14 +96,14 @@ class PerExample(NoisyStage):
         """
         if not isinstance(self.clip, Clip) or not self.noise_scale:
             return 0.0
-        return example_std(self.noise_scale, self.clip.bound(round), batch_size, self.divide_by)
+        return example_std(self.sigma(round), self.clip.bound(round), batch_size, self.divide_by)
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped and noised one by one."""
         norms = ctx.norms if ctx.norms is not None else layer_norms(gradients, leading=2)
         clipped = scaled(gradients, self.rule.factors(norms, ctx))
         self.rule.tell(norms, ctx, ctx.batch_size)
-        unit = example_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
+        unit = example_std(self.sigma(ctx.round), 1.0, ctx.batch_size, self.divide_by)
         return self.add_scaled_noise(clipped, norms, unit, ctx)
 
 
@@ -110,12 +115,12 @@ class BatchNoise(NoisyStage):
     ----------
     clip : Clip or Rule
         The one that the per-example stage has enforced.
-    noise_scale : float, ≥ 0, σ
+    noise_scale : float, ≥ 0, or Schedule, σ
     divide_by : {'sqrt_batch', 'batch', 'none'}, see `mean_std`
     """
 
     clip: Clip | Rule
-    noise_scale: float
+    noise_scale: Scheduled
     divide_by: str = "batch"
     reports: ClassVar[bool] = False
 
@@ -123,7 +128,7 @@ class BatchNoise(NoisyStage):
         """Return batch means [clients, …] with noise; ``ctx.norms`` are those before clipping."""
         # an empty Poisson batch has no norms
         norms = ctx.norms or {name: v.new_zeros(len(v), 0) for name, v in values.items()}
-        unit = mean_std(self.noise_scale, 1.0, ctx.batch_size, self.divide_by)
+        unit = mean_std(self.sigma(ctx.round), 1.0, ctx.batch_size, self.divide_by)
         return self.add_scaled_noise(values, norms, unit, ctx)
 
 
@@ -138,7 +143,7 @@ class ClipAndNoiseUpdate(NoisyStage):
     """
 
     clip: Clip | Rule
-    noise_scale: float
+    noise_scale: Scheduled
     scale: float = 1.0
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
@@ -147,5 +152,5 @@ class ClipAndNoiseUpdate(NoisyStage):
         norms = {name: n[:, None] for name, n in layer_norms(values, leading=1).items()}
         factors = {name: f[:, 0] for name, f in self.rule.factors(norms, ctx).items()}
         self.rule.tell(norms, ctx, 1)
-        unit = self.noise_scale * self.scale
+        unit = self.sigma(ctx.round) * self.scale
         return self.add_scaled_noise(scaled(values, factors), norms, unit, ctx)

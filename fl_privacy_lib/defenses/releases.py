@@ -5,7 +5,10 @@ often an example is used, how far it can move a release, or how much noise cover
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+
+import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of, whole_number
 from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
@@ -31,6 +34,8 @@ class Release:
         z, for the unit and the relation asked for.
     uses : int
         Releases in one participation that the unit can move.
+    rounds : tuple of float
+        z of every round, where schedules change it; `noise_multiplier` is then the least.
     reasons : tuple of (step, argument)
         How z and the uses come about.
     """
@@ -38,6 +43,7 @@ class Release:
     noise_multiplier: float
     uses: int
     reasons: tuple[Reason, ...] = ()
+    rounds: tuple[float, ...] = ()
 
     @property
     def mu(self) -> float:
@@ -99,7 +105,7 @@ def release(
         assert says.clip is not None and says.noise is not None  # it would be uncovered
         scaled = (says.clip, says.noise)
         if place in ("per_client", "on_arrival"):
-            releases.append(_update_release(*scaled, holding, unit, relation))
+            releases.append(_update_release(*scaled, plan, holding, unit, relation))
         elif place == "per_example" and (tap == "example" or len(rules) > 1):
             # what follows the noise acts on every example by itself, so the batch's other draws do
             # not cover it
@@ -178,7 +184,7 @@ def _example_release(
     clip: Clip, noise: Noise, plan: Plan, holding: Holding, unit: Unit, relation: Relation
 ) -> Release:
     sensitivity, reasons = _sensitivity(clip, noise, holding, relation)
-    mean = mean_std(noise.scale, 1.0, plan.batch_size, noise.divide_by)
+    mean = mean_std(noise.least(plan.rounds), 1.0, plan.batch_size, noise.divide_by)
     z = mean * math.sqrt(plan.batch_size) / sensitivity
     if unit == "client":
         uses = plan.local_iterations * _largest_batch(plan, holding)
@@ -201,11 +207,13 @@ def _batch_release(
 ) -> Release:
     """Return the release of a batch mean whose examples obey `clip`, with noise scaled by `level`.
 
-    The worst round counts.
+    The worst round is its multiplier.
     """
     sensitivity, reasons = _sensitivity(clip, noise, holding, relation)
-    ratio = min(level.bound(t) / clip.bound(t) for t in range(plan.rounds))
-    std = mean_std(noise.scale, 1.0, plan.batch_size, noise.divide_by) * ratio  # in units of C
+    scales = np.array(
+        [noise.at(t) * level.bound(t) / clip.bound(t) for t in range(plan.rounds)]
+    )  # in units of C
+    std = mean_std(float(scales.min()), 1.0, plan.batch_size, noise.divide_by)
     z = std * plan.batch_size / sensitivity
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
     reasons.append(("noise", text))
@@ -215,7 +223,8 @@ def _batch_release(
         shift = math.sqrt(shift)  # more examples bring more draws
         text = "a Poisson batch may hold one example and then carries one draw."
         reasons.append(("noise drawn per example", text))
-    return Release(z / shift, uses, (*reasons, *use_reasons))
+    rounds = tuple((z / shift * scales / scales.min()).tolist()) if scales.max() > scales.min() * (1 + 1e-9) else ()
+    return Release(z / shift, uses, (*reasons, *use_reasons), rounds)
 
 
 def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Reason]]:
@@ -246,11 +255,11 @@ def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Re
 
 
 def _update_release(
-    clip: Clip, noise: Noise, holding: Holding, unit: Unit, relation: Relation
+    clip: Clip, noise: Noise, plan: Plan, holding: Holding, unit: Unit, relation: Relation
 ) -> Release:
     sensitivity, reasons = _sensitivity(clip, noise, holding, relation, unit == "example")
     uses = ("uses", "a client's update is released once in a participation.")
-    return Release(noise.scale * noise.factor / sensitivity, 1, (*reasons, uses))
+    return Release(noise.least(plan.rounds) * noise.factor / sensitivity, 1, (*reasons, uses))
 
 
 def events(
@@ -316,10 +325,21 @@ def events(
         clients: Sampling = "fixed" if plan.client_sampling == "fixed" else "poisson"
         return (Event(plan.client_rate, z, unit, relation, uses=plan.rounds, sampling=clients),)
     whole_number(1, participations=participations)
-    uses = int(participations) * released.uses
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
     rate = 1.0 if batches == "none" else plan.batch_size / holding.client_size
-    return (Event(rate, released.noise_multiplier, unit, relation, uses=uses, sampling=batches),)
+    # the rounds that a holder takes part in are the worst ones, if it does not in all
+    by_round = sorted(released.rounds)[: int(participations)]
+    levels = Counter(_level(z, by_round[0]) for z in by_round)
+    levels = levels or Counter({released.noise_multiplier: int(participations)})
+    return tuple(
+        Event(rate, z, unit, relation, uses=count * released.uses, sampling=batches)
+        for z, count in levels.items()
+    )
+
+
+def _level(z: float, least: float) -> float:
+    """Return a multiplier rounded down to 3 % steps above the least: a bound with few levels."""
+    return least * 1.03 ** math.floor(math.log(z / least) / math.log(1.03) + 1e-9)
 
 
 def _certain_participations(plan: Plan) -> int | None:

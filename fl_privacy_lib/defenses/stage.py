@@ -14,6 +14,7 @@ import torch
 from fl_privacy_lib._checks import InputError, in_range, one_of
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.noise import DIVISORS
+from fl_privacy_lib.defenses.schedule import Scheduled, value_at
 
 STAGES = ("per_example", "per_batch", "per_client", "on_arrival", "on_aggregate")
 TAPS = ("example", "batch", "update", "received", "aggregate")
@@ -68,7 +69,7 @@ class Noise:
 
     Parameters
     ----------
-    scale : float, > 0
+    scale : float, > 0, or Schedule
         σ, in units of the level; at the level 'fixed' the standard deviation per coordinate itself.
     level : {'bound', 'l2_max', 'median', 'fixed'}
         What σ is multiplied with: a bound that is known beforehand, a statistic of the private
@@ -80,16 +81,24 @@ class Noise:
         like a replaced one.
     """
 
-    scale: float
+    scale: Scheduled
     level: str = "bound"
     divide_by: str = "none"
     factor: float = 1.0
     centred: bool = False
 
     def __post_init__(self) -> None:
-        in_range(0, float("inf"), scale=self.scale, factor=self.factor)
+        in_range(0, float("inf"), scale=self.at(0), factor=self.factor)
         one_of(LEVELS, level=self.level)
         one_of(DIVISORS, divide_by=self.divide_by)
+
+    def at(self, round: int) -> float:
+        """Return σ of a round."""
+        return value_at(self.scale, round)
+
+    def least(self, rounds: int) -> float:
+        """Return the smallest σ of so many rounds."""
+        return min(self.at(round) for round in range(rounds))
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ class Declaration:
     local: tuple[Any, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.noise is not None and not self.noise.scale * self.noise.factor:
+        if self.noise is not None and not self.noise.at(0) * self.noise.factor:
             object.__setattr__(self, "noise", None)  # noise of scale 0 is none
 
 

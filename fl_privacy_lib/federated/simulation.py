@@ -92,6 +92,7 @@ def simulate(
     clients_per_chunk: int | None = None,
     workers: int = 1,
     checkpoint: Path | str | None = None,
+    save_every: int = 1,
     resume: bool = False,
 ) -> Run:
     """Train a model federatedly under a defence, and keep what stands at the taps.
@@ -125,8 +126,8 @@ def simulate(
         function joins them (with Gloo, unless torch.distributed is initialised already) and makes
         sure that all were given the same run. Only the first one evaluates, reports and saves; the
         others' `Run` has no accuracies of the rounds they trained.
-    checkpoint : Path, str or None, where to save the state after every round; a file of the first
-        process
+    checkpoint : Path, str or None, where to save the state, every `save_every` rounds and after the
+        last; a file of the first process
     resume : bool, continue bit-identically from the checkpoint, if there is one; the first process
         reads it and sends it to the others
 
@@ -142,7 +143,7 @@ def simulate(
     """
     group = current_group()
     monitor = Monitor(
-        evaluation, evaluate_every, on_round, Path(checkpoint) if checkpoint else None
+        evaluation, evaluate_every, on_round, Path(checkpoint) if checkpoint else None, save_every
     )
     collected = Taps(frozenset(taps), plan, defense)
     with group.together():  # what is wrong in one process, all have to know
@@ -170,12 +171,12 @@ class Monitor:
     every: int = 1
     on_round: Callable[[RoundReport], None] | None = None
     checkpoint: Path | None = None
+    save_every: int = 1
     parts: Fingerprint = field(default_factory=dict)
 
     def accuracy_after(self, job: Job, weights: Parameters, round: int) -> float | None:
         """Return the accuracy if this round is one to evaluate."""
-        due = (round + 1) % self.every == 0 or round + 1 == job.plan.rounds
-        if not due or self.evaluation is None:
+        if self.evaluation is None or not _is_due(self.every, job, round):
             return None
         # the kernel serves where it takes these examples as well
         compiled = isinstance(job.form, Network) and len(self.evaluation[1])
@@ -185,14 +186,19 @@ class Monitor:
         return accuracy(job.model, weights, self.evaluation)
 
     def note(
-        self, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps
+        self, job: Job, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps
     ) -> None:
-        """Save the state after the last round and report it."""
-        if self.checkpoint:
+        """Save the state after the last round if it is one to save, and report it."""
+        if self.checkpoint and _is_due(self.save_every, job, history[-1].round):
             start = (weights, state, [astuple(report) for report in history])
             checkpoints.save(self.checkpoint, self.parts, start, taps)
         if self.on_round:
             self.on_round(history[-1])
+
+
+def _is_due(every: int, job: Job, round: int) -> bool:
+    """Return whether a round is one of every so many, or the last."""
+    return (round + 1) % every == 0 or round + 1 == job.plan.rounds
 
 
 def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: Group) -> Start:
@@ -227,7 +233,7 @@ def _run(group: Group, job: Job, start: Start, taps: Taps, monitor: Monitor | No
         with group.together():
             weights = serve(job, weights, round, ids, total, state, taps)
             history.append(RoundReport(round, ids, monitor.accuracy_after(job, weights, round)))
-            monitor.note(weights, state, history, taps)
+            monitor.note(job, weights, state, history, taps)
     return Run(weights, tuple(history), taps.observations, taps.truth, job.engine)
 
 

@@ -246,7 +246,7 @@ def local_noise(defense: Defense, batch_size: int, round: int) -> float:
     rule, late = defense.per_example or PerExample(), defense.per_batch
     variance = rule.example_std(batch_size, round) ** 2 / batch_size
     if type(late) is BatchNoise and isinstance(late.clip, Clip):
-        std = mean_std(late.noise_scale, late.clip.bound(round), batch_size, late.divide_by)
+        std = mean_std(late.sigma(round), late.clip.bound(round), batch_size, late.divide_by)
         variance += std**2
     return variance**0.5
 

@@ -51,6 +51,8 @@ NAMES = {
     "dp_dyns_cdecay_sigma": "DP-dyn, decaying C, σ",
     "dp_dyns_l2max_sigma": "DP-dyn, ℓ2-max, σ",
     "dp_dyns_sigma": "DP-dyn, S, σ",
+    "quantile_clip": "quantile clipping",
+    "adaclip": "AdaClip",
     "not_applicable": "—",
     "moments_accountant": "moments",
     "digits": "Digits",
@@ -92,6 +94,11 @@ METRICS = {
     "late_over_early": "norm in the last tenth of the rounds over that in the first",
     "gradient_noise_over_bound": "noise on a batch's gradient over Proposition 2's bound",
     "step_noise_over_bound": "noise in one step of the weights over Proposition 2's bound",
+    "iterations_left": "number of iterations left over",
+    "advantage": "advantage of who has to tell two batches apart",
+    "sure_advantage": "advantage of who has to tell two batches apart, at the lower end of its 95 % "
+    "interval,",
+    "claimed_advantage": "most that the claimed ε allows",
     "lead_over_one_epoch": "lead in accuracy over one epoch, in points,",
     "lead_over_flat": "lead in accuracy over the flat solution",
     "possible_lead_over_flat": "lead in accuracy over the flat solution, in points, at the upper "

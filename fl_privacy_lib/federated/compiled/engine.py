@@ -79,17 +79,22 @@ class CompiledEngine:
         self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext
     ) -> None:
         """Run one local iteration in which a rule reads the norms before gradients are summed."""
-        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, FORWARD, STEP, run
+        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, CLIP, FORWARD, STEP, run
 
-        shape, plan = self.network.form, self.plan
-        run(shape, memory, 1, FORWARD | BACKWARD, False, 0.0, 1)
+        shape, rate, size = self.network.form, float(self.plan.local_lr), self.plan.batch_size
+        clips = CLIP | STEP if form.bound else 0  # else a rule has to see the norms first
+        memory.stds[:] = 0
+        run(shape, memory, 1, FORWARD | BACKWARD | clips, form.scope == "all", rate, size)
         norms = self._note_norms(memory, i, batch, ctx)
         factors, stds = form.answer(norms, ctx)
-        memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
         memory.stds[:] = torch.cat(list(stds.values()))
+        if form.bound:  # what is left is the noise: a step without examples
+            run(shape, memory._replace(ends=memory.ends[:1].repeat(2)), 1, STEP, False, rate, size)
+            return
+        memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
         # only the last slice is still there
         again = FORWARD | BACKWARD if len(batch) > SLICE else 0
-        run(shape, memory, 1, again | STEP, False, float(plan.local_lr), plan.batch_size)
+        run(shape, memory, 1, again | STEP, False, rate, size)
 
     def _note_norms(
         self, memory: Memory, i: int, batch: np.ndarray, ctx: ClientContext, measured: bool = True

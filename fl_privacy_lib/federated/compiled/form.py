@@ -5,7 +5,7 @@ from math import inf
 
 import torch
 
-from fl_privacy_lib.defenses.clipping import Clip, DecayingClip, Gradient
+from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
 from fl_privacy_lib.defenses.stage import ClientContext
@@ -17,7 +17,7 @@ def is_supported(defense: Defense) -> bool:
     rule, late = defense.per_example or PerExample(), defense.per_batch
     if type(rule) is not PerExample or defense.begin_client is not None:
         return False
-    is_clip = type(rule.clip) in (Clip, DecayingClip, type(None)) or not rule.is_fixed
+    is_clip = type(rule.clip) in (Clip, type(None)) or not rule.is_fixed
     return is_clip and type(late) in (BatchNoise, type(None))
 
 
@@ -65,7 +65,7 @@ class Form:
             rule.rule.tell(norms, ctx, size)
         for stage in (rule, late):
             if stage is not None and not stage.is_fixed and stage.noise_scale:
-                unit = mean_std(stage.noise_scale, 1.0, size, stage.divide_by)
+                unit = mean_std(stage.sigma(ctx.round), 1.0, size, stage.divide_by)
                 for name, level in stage.rule.levels(norms, ctx).items():
                     variances[name] = variances[name] + (unit * level) ** 2
         return factors, {name: v.sqrt() for name, v in variances.items()}

@@ -45,11 +45,11 @@ Tried = dict[Training, Tries]
 """A training without its rate and rounds → what was tried in its cell."""
 
 
-def tried_in(searched: pd.DataFrame) -> Tried:
-    """Return what the recorded rows of searches say."""
+def tried_in(searched: pd.DataFrame, kind: type[Training] = Training) -> Tried:
+    """Return what the recorded rows of searches say, of trainings of a kind."""
     tried: dict[Training, dict[tuple[int, float], Try]] = {}
     for cell in cells(searched):
-        point = point_of(cell)
+        point = point_of(cell, kind)
         accuracy, error = cell["accuracy"], cell["accuracy_std"] / point.seeds**0.5
         if point.seeds == 1:
             error = (accuracy * (1 - accuracy) / cell["evaluated"]) ** 0.5

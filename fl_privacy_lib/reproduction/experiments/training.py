@@ -1,4 +1,4 @@
-"""Fed-CDP: accuracy of federated training under clipping and noise (chapter 05).
+"""Accuracy of a training under clipping and noise (chapters 05 and 06).
 
 A `Training` is one cell of the paper's tables; `measure` trains it for all its seeds.
 """
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 
 from fl_privacy_lib._checks import one_of
 from fl_privacy_lib._files import write_atomically
-from fl_privacy_lib.data import Partition
+from fl_privacy_lib.data import Dataset, Partition
 from fl_privacy_lib.defenses import Defense, pruned
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.noise import mean_std
@@ -59,8 +59,7 @@ METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, "median_clip", "dssgd")
 DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
 FOLDS = 10  # a tenth is held out for a search; of small data a fifth
 SMALL, SMALL_FOLDS = 5000, 5
-WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
-CHECKS = 20  # times that a training is looked at
+WATCHED, CHECKS = 1000, 20
 ENGINE = "auto"
 """What trains, live and recorded.
 
@@ -101,9 +100,35 @@ class Training:
     seed: int = 0
     seeds: int = 1
 
+    methods: ClassVar[tuple[str, ...]] = METHODS
+    readings: ClassVar[tuple[str, ...]] = READINGS
+
     def __post_init__(self) -> None:
-        one_of(METHODS, method=self.method)
-        one_of(READINGS, setting=self.setting)
+        one_of(self.methods, method=self.method)
+        one_of(self.readings, setting=self.setting)
+
+    def data(self) -> Dataset:
+        """Return the examples: what trains, and as validation data what is measured on."""
+        return load_cached(self.dataset, train_only=False)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> Partition:
+        """Split the training examples among the clients."""
+        return setup_of(self.dataset).split(data, self.clients, rng)
+
+    @property
+    def checks(self) -> int:
+        """How often a training is looked at along the way."""
+        return CHECKS
+
+    @property
+    def watched_examples(self) -> int | None:
+        """How many validation examples a look takes; the last accuracy is measured on all."""
+        return WATCHED
+
+    @property
+    def save_every(self) -> int:
+        """Rounds between two states that are kept."""
+        return 1
 
     @property
     def defense(self) -> Defense:
@@ -116,7 +141,7 @@ class Training:
         filled = build_defense(
             name, clip_norm=self.clip_norm, noise_scale=self.noise_scale, level=DSSGD_SHARE,
             participants=None if printed else self.participants, end=self.clip_end,
-            rounds=self.rounds, kind=DECAYS.get(self.method),
+            rounds=self.rounds, shape=DECAYS.get(self.method),
         )  # fmt: skip
         return pruned(self.pruned, defense=filled) if self.pruned else filled
 
@@ -139,10 +164,13 @@ class Training:
         return Plan(*counts, local_lr=self.local_lr, seed=seed)
 
 
-def point_of(row: Any) -> Training:
-    """Return the training that a recorded row is of."""
-    kinds: dict[str, Any] = {field.name: field.type for field in fields(Training)}
-    return Training(**{n: row[n] == "True" if k is bool else k(row[n]) for n, k in kinds.items()})
+AnyTraining = TypeVar("AnyTraining", bound=Training)
+
+
+def point_of(row: Any, kind: type[AnyTraining] = Training) -> AnyTraining:  # type: ignore[assignment]
+    """Return the training, of a kind, that a recorded row is of."""
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
+    return kind(**{n: row[n] == "True" if k is bool else k(row[n]) for n, k in kinds.items()})
 
 
 def effective_multiplier(noise_scale: float, batch_size: int, divide_by: str) -> float:
@@ -177,7 +205,7 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
 
     What is held out is the same for every point of a data set: no arm is chosen on luckier data.
     """
-    data = load_cached(point.dataset, train_only=False)
+    data = point.data()
     if point.held_out:
         order = np.random.default_rng(0).permutation(len(data.train_y))
         folds = fold_count(len(order))
@@ -191,7 +219,7 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
         )  # fmt: skip
     generator, shape = torch.Generator().manual_seed(seed), data.example_shape
     model = build(network_for(shape), shape, data.n_classes, generator).to(device)
-    partition = setup_of(point.dataset).split(data, point.clients, np.random.default_rng([seed, 1]))
+    partition = point.split(data, np.random.default_rng([seed, 1]))
 
     def part(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.as_tensor(x).to(device), torch.as_tensor(y).to(device)
@@ -280,11 +308,14 @@ def train(
     if point.watched:
         late = defense.per_batch
         defense = replace(defense, per_batch=norms if late is None else Then(late, norms))
-    looked = (start.evaluation[0][:WATCHED], start.evaluation[1][:WATCHED])
+    looked = (
+        start.evaluation[0][: point.watched_examples],
+        start.evaluation[1][: point.watched_examples],
+    )
     constant = best_constant(looked[1])
     untrained = parameters_of(start.model)
     first_norm, first = norm_of(untrained), score(start.model, untrained, start.evaluation, engine)
-    every = max(1, plan.rounds // CHECKS)
+    every = max(1, plan.rounds // point.checks)
     with suppress(NotFinite):
         if checkpoint.exists() and not point.watched:
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
@@ -292,7 +323,7 @@ def train(
             start.model, start.train, start.partition, plan, defense, engine=engine,
             evaluation=looked, evaluate_every=every,
             on_round=partial(_after_round, checkpoint, started),
-            checkpoint=checkpoint, resume=not point.watched,
+            checkpoint=checkpoint, save_every=point.save_every, resume=not point.watched,
         ).engine  # fmt: skip
     last, history = read_checkpoint(checkpoint)
     weights = {name: w.to(device) for name, w in last.items()}

@@ -1,0 +1,164 @@
+"""Central training whose bound and noise scale change: one client that never leaves (chapter 06).
+
+A round has one local iteration, so the paper's iterations are the rounds of the route.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from fl_privacy_lib._checks import one_of
+from fl_privacy_lib.accounting.conventions import (
+    CYCLES,
+    CYCLIC_EPSILON,
+    EXPONENTIAL_EPSILON,
+    LINEAR_EPSILON,
+    PRINTED_NOISE,
+)
+from fl_privacy_lib.data import Dataset, Partition, full_copies
+from fl_privacy_lib.defenses import (
+    Clip,
+    Defense,
+    Schedule,
+    adaclip,
+    fed_alpha_cdp,
+    fed_cdp,
+    non_private,
+    quantile_clipped,
+)
+from fl_privacy_lib.defenses.route import BatchNoise
+from fl_privacy_lib.defenses.schedule import Scheduled
+from fl_privacy_lib.reproduction.experiments.training import Training
+from fl_privacy_lib.sampling import Plan
+
+DYNAMIC = {
+    "dp_baseline": (False, False),
+    "dp_dyns_cdecay": (True, False),
+    "dp_dyns_l2max": (False, True),
+    "dp_dyns": (True, True),
+    "dp_dynsigma": (False, False),
+    "dp_dyns_cdecay_sigma": (True, False),
+    "dp_dyns_l2max_sigma": (False, True),
+    "dp_dyns_sigma": (True, True),
+}
+"""Method → whether its bound decays, and whether S is the largest norm: the paper's Table I."""
+METHODS = ("non_private", *DYNAMIC, "quantile_clip", "adaclip")
+DIVISORS = ("batch", "sqrt_batch", "none", "not_applicable")
+"""What divides σS on the batch mean, B, √B or nothing; the paper's formula is lost."""
+POLICIES = {
+    "linear": ("linear", LINEAR_EPSILON, 1),
+    "exponential": ("exponential", EXPONENTIAL_EPSILON, 1),
+    "cyclic": ("triangular", CYCLIC_EPSILON, CYCLES),
+}
+"""Policy of σ_t → shape, ε_0 at both ends, cycles; the schedules of ε that gave the tables."""
+DECAY = 3.0  # C_0 / C_T; the paper's is lost, Fed-CDP's goes from 6 to 2
+LOOKS = 100  # evaluations of a training that is judged, on all test examples
+LONG = 1000  # rounds from which a state is kept at each look, not after each round
+
+
+@dataclass(frozen=True)
+class Central(Training):
+    """One cell: a training of Dynamic parameters.
+
+    Parameters
+    ----------
+    setting : one of `DIVISORS`
+    rounds : T, iterations
+    noise_scale : σ where it is fixed
+    noise_scale_policy : 'fixed', or how σ_t decays, one of `POLICIES`
+    schedule : 'epsilon', the schedules of ε that gave the tables, or 'printed', σ from 15 to 4.85
+    variance : 'scaled' with the sensitivity, or 'fixed' at (σC)² whatever it is, as in Table VII
+    """
+
+    setting: str = "batch"
+    clients: int = 1
+    participants: int = 1
+    rounds: int = 10_000
+    local_iterations: int = 1
+    batch_size: int = 600
+    noise_scale_policy: str = "fixed"
+    schedule: str = "epsilon"
+    variance: str = "scaled"
+
+    methods: ClassVar[tuple[str, ...]] = METHODS
+    readings: ClassVar[tuple[str, ...]] = DIVISORS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(("fixed", *POLICIES), noise_scale_policy=self.noise_scale_policy)
+        one_of(("epsilon", "printed"), schedule=self.schedule)
+        one_of(("scaled", "fixed"), variance=self.variance)
+
+    @property
+    def bound(self) -> Scheduled:
+        """C, or C_t where it decays: linearly, to a third unless `clip_end` says where."""
+        if not DYNAMIC.get(self.method, (False,))[0]:
+            return self.clip_norm
+        return Schedule(self.clip_norm, self.clip_end or self.clip_norm / DECAY, self.rounds)
+
+    @property
+    def sigma(self) -> Scheduled:
+        """σ, or σ_t where it decays."""
+        if self.noise_scale_policy == "fixed":
+            return self.noise_scale
+        shape, ends, cycles = POLICIES[self.noise_scale_policy]
+        if self.schedule == "epsilon":
+            return Schedule(*ends, self.rounds, shape, cycles, of_epsilon=True)
+        return Schedule(*PRINTED_NOISE, self.rounds, self.noise_scale_policy)
+
+    @property
+    def defense(self) -> Defense:
+        """What fills the route."""
+        if self.method == "non_private":
+            return non_private()
+        if self.method == "quantile_clip":
+            return quantile_clipped(
+                clip_norm=self.clip_norm, noise_scale=self.noise_scale, scope="layer",
+                count_scale=self.batch_size / 20,
+            )  # fmt: skip
+        if self.method == "adaclip":
+            return adaclip(clip_norm=self.clip_norm, noise_scale=self.noise_scale, scope="layer")
+        largest = DYNAMIC[self.method][1] and self.variance == "scaled"
+        make = fed_alpha_cdp if largest else fed_cdp
+        filled = make("batch", clip_norm=self.bound, noise_scale=self.sigma, divide_by=self.setting)
+        if self.variance == "fixed":
+            constant = BatchNoise(Clip(self.clip_norm), self.sigma, self.setting)
+            filled = replace(filled, per_batch=constant)
+        return replace(filled, name=self.method)
+
+    def plan(self, seed: int, rounds: int | None = None) -> Plan:
+        """Return the plan of one seed's training; every example is drawn by itself."""
+        return replace(super().plan(seed, rounds), batch_sampling="poisson")
+
+    def data(self) -> Dataset:
+        """Return all of the training data, measured on the test data where there are any."""
+        data = super().data()
+        if not len(data.test_y):
+            return data
+        return replace(
+            data,
+            train_x=np.concatenate([data.train_x, data.validation_x]),
+            train_y=np.concatenate([data.train_y, data.validation_y]),
+            validation_x=data.test_x, validation_y=data.test_y,
+            test_x=data.test_x[:0], test_y=data.test_y[:0],
+        )  # fmt: skip
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> Partition:
+        """Give everything to the one client."""
+        return full_copies(len(data.train_y), 1)
+
+    @property
+    def checks(self) -> int:
+        """How often a training is looked at: where it is judged, so often that it can be stopped."""
+        return super().checks if self.held_out else LOOKS
+
+    @property
+    def watched_examples(self) -> int | None:
+        """How many examples a look takes; None: all."""
+        return super().watched_examples if self.held_out else None
+
+    @property
+    def save_every(self) -> int:
+        """Rounds between two states that are kept."""
+        return max(1, self.rounds // self.checks) if self.rounds >= LONG else 1

@@ -30,7 +30,7 @@ from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.counting_privacy.run import EXPERIMENT
 from fl_privacy_lib.reproduction import claims, experiment, figures, tables
 from fl_privacy_lib.reproduction.comparison import compare, measured, select
-from fl_privacy_lib.reproduction.interactive import Explorer
+from fl_privacy_lib.chapters.counting_privacy.explorer import Explorer
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import _text

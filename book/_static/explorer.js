@@ -1,5 +1,5 @@
 /* ε over σ, q and T: three sliders over the points that the page carries as JSON, without a server.
-   fl_privacy_lib/reproduction/interactive.py (Explorer) writes the points, a figure and a sentence;
+   fl_privacy_lib/chapters/counting_privacy/explorer.py writes the points, a figure and a sentence;
    this script puts sliders and a curve in the figure's place. Without it the figure stays. */
 (function () {
   "use strict";

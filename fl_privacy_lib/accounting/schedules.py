@@ -5,6 +5,8 @@ serves a count of iterations and a count of rounds.
 """
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -121,6 +123,19 @@ def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats
     if epsilons.size == 0 or not (np.isfinite(epsilons).all() and (epsilons > 0).all()):
         raise InputError("epsilons must be at least one finite number, all greater than 0.")
     return step_epsilon(epsilons, step_delta)  # the bound is its own inverse: z ε = const
+
+
+def rounded_down(noise: Iterable[float], step: float = 1.03) -> dict[float, int]:
+    """Return how many multipliers lie in each step above the least: less noise, so a bound on ε.
+
+    >>> rounded_down([2.0, 2.05, 3.0, 2.07])
+    {2.0: 2, 2.937...: 1, 2.06: 1}
+    """
+    values = np.fromiter(noise, np.float64)
+    if not values.size:
+        return {}
+    steps = np.floor(np.log(values / values.min()) / math.log(step) + 1e-9)
+    return dict(Counter((values.min() * step**steps).tolist()))
 
 
 def ledger_of(

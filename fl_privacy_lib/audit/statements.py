@@ -6,6 +6,7 @@ returned.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +32,7 @@ from fl_privacy_lib.audit.local import (
 )
 from fl_privacy_lib.audit.participants import mixture_epsilon, participations, quantile
 from fl_privacy_lib.defenses.holding import Holding
-from fl_privacy_lib.defenses.limits import Reason, local_rule, noisy, silent, unbounded
+from fl_privacy_lib.defenses.limits import LOCAL, Reason, local_rule, noisy, silent, unbounded
 from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, events, release
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import TAPS
@@ -149,25 +150,18 @@ def _as_counted(
     defense: Defense, plan: Plan, holding: Holding, delta: float, unit: Unit
 ) -> Statement:
     """Return the papers' own count: σ as multiplier, Poisson sampling, moments accountant."""
-    scales = {
-        place: np.array([says.noise.at(t) for t in range(plan.rounds)])
-        for place, says in noisy(defense, "received")
-        if says.noise
-    }  # [T]
-    local, remote = (
-        np.max([scales[place] for place in places], axis=0) if places else None
-        for places in (scales.keys() & {"per_batch", "per_example"},
-                       scales.keys() & {"per_client", "on_arrival"})
-    )  # fmt: skip
+    noises = {place: says.noise for place, says in noisy(defense, "received") if says.noise}
+    local = any(place in LOCAL for place in noises)
     adversary = "whoever cannot see who takes part; the paper does not say so"
-    noise = remote if local is None else local
-    if noise is None:
+    if not noises:
         why = (("noise", "nothing adds noise."),)
         return Statement(PAPER, math.inf, delta, unit, "add_remove", "none", "none", adversary, why)
+    counted = [noise for place, noise in noises.items() if (place in LOCAL) == local]
+    scales = [max(noise.at(t) for noise in counted) for t in range(plan.rounds)]
     reasons: list[Reason] = [
-        ("noise", f"the noise scale σ = {noise.min():g} is the multiplier, whatever M is.")
+        ("noise", f"the noise scale σ = {min(scales):g} is the multiplier, whatever M is.")
     ]
-    if local is not None:
+    if local:
         rate = global_rate(plan.batch_size, plan.participants, holding.examples)
         steps, name = plan.local_iterations * plan.rounds, "B·K_t/N"
         if unit == "client":
@@ -185,23 +179,15 @@ def _as_counted(
     reasons.append(
         ("sampling", f"q = {name} = {min(rate, 1):.4g}, drawn anew at each of {steps} steps.")
     )
-    claimed: Unit = "client" if local is None else unit
-    counted = [
-        Event(min(rate, 1.0), float(z), claimed, "add_remove", uses=int(rounds) * steps // plan.rounds)
-        for z, rounds in zip(*np.unique(noise, return_counts=True), strict=True)
-    ]
-    spent = spend(counted, "moments_accountant", delta)
+    claimed: Unit = unit if local else "client"
+    each = steps // plan.rounds
+    events_ = [Event(min(rate, 1.0), z, claimed, "add_remove", uses=each * count)
+               for z, count in Counter(scales).items()]  # fmt: skip
+    spent = spend(events_, "moments_accountant", delta)
     return Statement(
-        PAPER,
-        spent.epsilon,
-        delta,
-        claimed,
-        "add_remove",
-        "poisson",
-        spent.accountant,
-        adversary,
+        PAPER, spent.epsilon, delta, claimed, "add_remove", "poisson", spent.accountant, adversary,
         tuple(reasons),
-    )
+    )  # fmt: skip
 
 
 def _proved(

@@ -61,18 +61,11 @@ def network(title: str, wanted: str, root: Path) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def mnist(root: Path) -> None:
-    """Download MNIST's files into ``root/MNIST/raw`` with torchvision, which checks their MD5."""
-    from torchvision.datasets import MNIST
+def mnist(root: Path, name: str = "MNIST") -> None:
+    """Download ``root/MNIST/raw``, or FashionMNIST's, with torchvision, which checks the MD5."""
+    from torchvision import datasets
 
-    MNIST(root, download=True)
-
-
-def fashion_mnist(root: Path) -> None:
-    """Download ``root/FashionMNIST/raw`` with torchvision, which checks its MD5."""
-    from torchvision.datasets import FashionMNIST
-
-    FashionMNIST(root, download=True)
+    getattr(datasets, name)(root, download=True)
 
 
 def cifar10(root: Path) -> None:

@@ -142,7 +142,11 @@ _FASHION = {
 
 
 def _idx_images(
-    title: str, folder: str, sums: dict[str, tuple[str, str]], classes: tuple[str, ...], **about: Any
+    title: str,
+    folder: str,
+    sums: dict[str, tuple[str, str]],
+    classes: tuple[str, ...],
+    **about: Any,
 ) -> Spec:
     """Return a set of 70,000 images in the layout of MNIST."""
     files = tuple(_idx(f"{folder}/raw/{name}", *both) for name, both in sums.items())
@@ -174,7 +178,7 @@ DATASETS: dict[str, Spec] = {
         licence="MIT",
         source="Xiao, Rasul and Vollgraf, Fashion-MNIST: a novel image dataset",
         classes=splits.CLOTHES_CLASSES,
-        fetch=download.fashion_mnist,
+        fetch=partial(download.mnist, name="FashionMNIST"),
     ),
     "cifar10": Spec(
         title="CIFAR-10",

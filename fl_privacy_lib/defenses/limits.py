@@ -4,7 +4,7 @@ from fl_privacy_lib._checks import one_of
 from fl_privacy_lib.defenses.stage import STAGES, TAPS, Declaration, Part, Route
 
 _STATISTICS = {"l2_max": "largest gradient norm", "median": "median gradient norm"}
-_LOCAL = ("per_example", "per_batch")
+LOCAL = ("per_example", "per_batch")
 
 Reason = tuple[str, str]
 Rule = tuple[str, Declaration]  # the place of a rule, and what it says of itself
@@ -88,7 +88,7 @@ def uncovered(
     defense: Route, tap: str, place: str, sensitivity: str | None = None
 ) -> Reason | None:
     """Return why the noise at one place by itself covers nothing, or None; see `unbounded`."""
-    together = _LOCAL if place in _LOCAL else ("per_client", "on_arrival")
+    together = LOCAL if place in LOCAL else ("per_client", "on_arrival")
     levels = [says.noise.level for at, says in noisy(defense, tap) if at in together and says.noise]
     for level in [sensitivity] if sensitivity else levels:
         one_of(["bound", *_STATISTICS], sensitivity=level)

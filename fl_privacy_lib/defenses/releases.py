@@ -5,13 +5,11 @@ often an example is used, how far it can move a release, or how much noise cover
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
-
-import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of, whole_number
 from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
+from fl_privacy_lib.accounting.schedules import rounded_down
 from fl_privacy_lib.defenses.clipping import Clip
 from fl_privacy_lib.defenses.holding import Holding
 from fl_privacy_lib.defenses.limits import Reason, counting, local_rule, noisy, unbounded, uncovered
@@ -34,8 +32,7 @@ class Release:
         z, for the unit and the relation asked for.
     uses : int
         Releases in one participation that the unit can move.
-    rounds : tuple of float
-        z of every round, where schedules change it; `noise_multiplier` is then the least.
+    rounds : tuple of float, z of every round where schedules change it: `noise_multiplier` is least
     reasons : tuple of (step, argument)
         How z and the uses come about.
     """
@@ -82,9 +79,8 @@ def release(
     --------
     >>> from fl_privacy_lib.defenses import fed_cdp
     >>> plan = Plan(1000, 100, 100, 100, 5, local_lr=0.05)
-    >>> released = release(fed_cdp("batch"), plan, Holding(50_000, 500, 3))
-    >>> f"{released.noise_multiplier:.3f}", released.uses
-    ('3.464', 1)
+    >>> release(fed_cdp("batch"), plan, Holding(50_000, 500, 3)).uses
+    1
     """
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
@@ -196,24 +192,14 @@ def _example_release(
 
 
 def _batch_release(
-    place: str,
-    clip: Clip,
-    level: Clip,
-    noise: Noise,
-    plan: Plan,
-    holding: Holding,
-    unit: Unit,
+    place: str, clip: Clip, level: Clip, noise: Noise, plan: Plan, holding: Holding, unit: Unit,
     relation: Relation,
-) -> Release:
-    """Return the release of a batch mean whose examples obey `clip`, with noise scaled by `level`.
-
-    The worst round is its multiplier.
-    """
+) -> Release:  # fmt: skip
+    """Return the release of a batch mean whose examples obey `clip`, with noise of `level`."""
     sensitivity, reasons = _sensitivity(clip, noise, holding, relation)
-    scales = np.array(
-        [noise.at(t) * level.bound(t) / clip.bound(t) for t in range(plan.rounds)]
-    )  # in units of C
-    std = mean_std(float(scales.min()), 1.0, plan.batch_size, noise.divide_by)
+    # in units of C, [T]
+    scales = [noise.at(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
+    std = mean_std(min(scales), 1.0, plan.batch_size, noise.divide_by)
     z = std * plan.batch_size / sensitivity
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
     reasons.append(("noise", text))
@@ -223,7 +209,8 @@ def _batch_release(
         shift = math.sqrt(shift)  # more examples bring more draws
         text = "a Poisson batch may hold one example and then carries one draw."
         reasons.append(("noise drawn per example", text))
-    rounds = tuple((z / shift * scales / scales.min()).tolist()) if scales.max() > scales.min() * (1 + 1e-9) else ()
+    changes = len(set(scales)) > 1
+    rounds = tuple(z / shift * scale / min(scales) for scale in scales) if changes else ()
     return Release(z / shift, uses, (*reasons, *use_reasons), rounds)
 
 
@@ -327,19 +314,12 @@ def events(
     whole_number(1, participations=participations)
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
     rate = 1.0 if batches == "none" else plan.batch_size / holding.client_size
-    # the rounds that a holder takes part in are the worst ones, if it does not in all
-    by_round = sorted(released.rounds)[: int(participations)]
-    levels = Counter(_level(z, by_round[0]) for z in by_round)
-    levels = levels or Counter({released.noise_multiplier: int(participations)})
+    worst = sorted(released.rounds)[: int(participations)]  # which rounds it takes part in is open
+    levels = rounded_down(worst) or {released.noise_multiplier: int(participations)}
     return tuple(
         Event(rate, z, unit, relation, uses=count * released.uses, sampling=batches)
         for z, count in levels.items()
     )
-
-
-def _level(z: float, least: float) -> float:
-    """Return a multiplier rounded down to 3 % steps above the least: a bound with few levels."""
-    return least * 1.03 ** math.floor(math.log(z / least) / math.log(1.03) + 1e-9)
 
 
 def _certain_participations(plan: Plan) -> int | None:

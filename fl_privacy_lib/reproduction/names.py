@@ -96,8 +96,7 @@ METRICS = {
     "step_noise_over_bound": "noise in one step of the weights over Proposition 2's bound",
     "iterations_left": "number of iterations left over",
     "advantage": "advantage of who has to tell two batches apart",
-    "sure_advantage": "advantage of who has to tell two batches apart, at the lower end of its 95 % "
-    "interval,",
+    "sure_advantage": "advantage of who tells two batches apart, at its 95 % interval's lower end,",
     "claimed_advantage": "most that the claimed ε allows",
     "lead_over_one_epoch": "lead in accuracy over one epoch, in points,",
     "lead_over_flat": "lead in accuracy over the flat solution",

@@ -3,19 +3,21 @@
 Nothing is computed here. Every setting below was written down before the first recording.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from fl_privacy_lib.accounting.conventions import ITERATIONS
+from fl_privacy_lib.accounting.conventions import DELTA, ITERATIONS
 from fl_privacy_lib.accounting.recompute import recompute
+from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, game_values
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import DYNAMIC, LOOKS, POLICIES, Central
 from fl_privacy_lib.reproduction.experiment import Result, Row
-from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, searches
+from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, row_of
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import Values, numbers
 
@@ -26,196 +28,165 @@ NOISES = tuple(name for name in DYNAMIC if name not in SENSITIVITIES)
 """The methods with a decaying σ_t, in Table VIII's order."""
 PAPER = "dynamic_parameters"
 
+Arm = tuple[str, dict[str, Any]]
+"""A method, and settings of `Central` that differ from the paper's."""
+
 
 def training(settings: DynamicParameters, dataset: str, method: str, **changes: Any) -> Central:
     """Return a cell at the paper's settings for a data set, cut to the profile's iterations."""
-    published: dict[str, Any] = {
-        "rounds": min(settings.iterations, ITERATIONS.get(dataset, settings.iterations)),
-        "batch_size": BATCHES.get(dataset, 100),
-        "setting": "not_applicable" if method == "non_private" else "batch",
-        "seeds": settings.seeds,
-    }
+    rounds = min(settings.iterations, ITERATIONS.get(dataset, settings.iterations))
+    published: dict[str, Any] = {"rounds": rounds, "batch_size": BATCHES.get(dataset, 100),
+                                 "seeds": settings.seeds}  # fmt: skip
+    if method == "non_private":
+        published["setting"] = "not_applicable"
     return Central(dataset, method, **published | changes)
 
 
-def cell(settings: DynamicParameters, dataset: str, method: str, **changes: Any) -> Cell:
-    """Return a cell of Table IV, VIII or XI.
+def cell(settings: DynamicParameters, dataset: str, arm: Arm) -> Cell:
+    """Return the cell of an arm.
 
-    The baseline at C = 4 and the non-private training have a search of their own. Every other cell
-    tries three rates around the baseline's: a clipped step is as long as C.
+    The baseline at C = 4, the non-private training and every departure in the reading have a search
+    of their own. Every other cell tries three rates around the baseline's: a clipped step is as
+    long as C.
     """
-    point = training(settings, dataset, method, **changes)
-    middle = training(settings, dataset, "dp_baseline")
+    method, _ = arm
+    point, middle = (training(settings, dataset, m, **c)
+                     for m, c in (arm, ("dp_baseline", {})))  # fmt: skip
     keys = {"clip": "all" if method == "non_private" else f"{point.clip_norm:g}"}
-    if point in (middle, training(settings, dataset, "non_private")):
+    if point == middle or point.setting != middle.setting:
         return Cell(point, keys)
     return Cell(point, keys, middle, middle.clip_norm / point.clip_norm)
 
 
-Cells = Callable[[DynamicParameters, str], list[Cell]]
-
-
-def table_4(
-    clips: tuple[float, ...], methods: tuple[str, ...], settings: DynamicParameters, dataset: str
-) -> list[Cell]:
-    """Return Table IV's columns for some clipping bounds."""
-    return [cell(settings, dataset, m, clip_norm=c) for c in clips for m in methods]
-
-
-def noises(methods: tuple[str, ...], settings: DynamicParameters, dataset: str) -> list[Cell]:
-    """Return Table VIII's trainings with a decaying noise scale."""
-    policies = [cell(settings, dataset, m, noise_scale_policy=p) for p in POLICIES for m in methods]
-    if methods == NOISES:
-        policies += [cell(settings, dataset, "dp_dynsigma", noise_scale_policy=p, schedule="printed")
-                     for p in POLICIES]  # fmt: skip
-    return policies
-
-
-def divisors(settings: DynamicParameters, dataset: str) -> list[Cell]:
-    """Return the baseline with what else may divide the noise, each with a search of its own."""
-    return [Cell(training(settings, dataset, "dp_baseline", setting=s, seeds=1), {"clip": "4"})
-            for s in ("sqrt_batch", "none")]  # fmt: skip
-
-
-def variances(settings: DynamicParameters, dataset: str) -> list[Cell]:
-    """Return Table VII's trainings: the noise stays at (σC)² where the bound decays."""
-    return [cell(settings, dataset, "dp_dyns_cdecay", clip_norm=c, variance="fixed", seeds=1)
-            for c in (4.0, 8.0)]  # fmt: skip
+def arms(methods: Sequence[str], **changes: Sequence[Any]) -> list[Arm]:
+    """Return every method under every combination of the changed settings."""
+    return [(m, dict(zip(changes, values, strict=True)))
+            for values in product(*changes.values()) for m in methods]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Column:
-    """A part of the recording: a table, its data sets and its cells."""
+    """A part of the recording: a table, its data sets and its arms."""
 
     table: str
     datasets: tuple[str, ...]
-    cells: Cells
-    long: bool = True  # hours on a CPU: only where it is named, or on a CUDA device
+    arms: list[Arm]
+
+    def rows(
+        self, kind: Any, settings: DynamicParameters, dataset: str, tried: Tried
+    ) -> list[Row]:
+        """Return the rows of one kind, `searches` or `judged`, of a data set."""
+        return kind([cell(settings, dataset, arm) for arm in self.arms], tried)
 
 
-FIRST = ("non_private", *SENSITIVITIES)
+FIRST = arms(("non_private", *SENSITIVITIES))
+EVERY_CLIP = FIRST + arms(SENSITIVITIES, clip_norm=CLIPS)
+READINGS: list[Arm] = [
+    ("dp_baseline", {"setting": "sqrt_batch"}),
+    ("dp_dyns_l2max", {"setting": "code"}),
+    ("dp_dyns_l2max", {"setting": "code", "clip_norm": 32.0}),
+    ("dp_baseline", {"setting": "none"}),
+]
 COLUMNS = {
-    "table_4": Column("table_4", ("mnist",), partial(table_4, (4.0,), FIRST)),
-    "table_8": Column("noise_scales", ("mnist",), partial(noises, ("dp_dynsigma", "dp_dyns_sigma"))),
-    "table_4_clips": Column("table_4", ("mnist",), partial(table_4, CLIPS, SENSITIVITIES)),
-    "table_8_rest": Column("noise_scales", ("mnist",), partial(noises, NOISES)),
-    "divisors": Column("table_4", ("mnist",), divisors),
-    "table_4_lfw": Column("table_4", ("lfw",), partial(table_4, (4.0, *CLIPS), FIRST)),
-    "table_4_fashion": Column("table_4", ("fashion_mnist",), partial(table_4, (4.0, *CLIPS), FIRST)),
-    "table_4_cifar10": Column("table_4", ("cifar10",), partial(table_4, (4.0,), FIRST)),
-    "table_7": Column("variances", ("mnist",), variances),
-    "table_11": Column("table_4", ("mnist",), partial(table_4, (4.0,), ("quantile_clip",))),
-}
-"""Part → its cells, in the order in which they are recorded."""
+    "table_4": Column("table_4", ("mnist",), FIRST),
+    "table_8": Column("noise_scales", ("mnist",),
+                      arms(("dp_dynsigma", "dp_dyns_sigma"), noise_scale_policy=tuple(POLICIES))),
+    "table_4_clips": Column("table_4", ("mnist",), EVERY_CLIP[len(FIRST) :]),
+    "readings": Column("table_4", ("mnist",), READINGS),
+    "table_8_rest": Column("noise_scales", ("mnist",),
+                           arms(NOISES[1:3], noise_scale_policy=tuple(POLICIES))),
+    "printed": Column("noise_scales", ("mnist",), arms(
+        ("dp_dynsigma",), noise_scale_policy=tuple(POLICIES), schedule=("printed",))),
+    "table_4_lfw": Column("table_4", ("lfw",), EVERY_CLIP),
+    "table_4_fashion": Column("table_4", ("fashion_mnist",), EVERY_CLIP),
+    "table_4_cifar10": Column("table_4", ("cifar10",), FIRST),
+    "table_7": Column("variances", ("mnist",), arms(
+        ("dp_dyns_cdecay",), clip_norm=(4.0, 8.0), variance=("fixed",))),
+    "table_11": Column("table_4", ("mnist",), arms(("quantile_clip",))),
+}  # fmt: skip
+"""Part → its table, data sets and arms, in the order in which they are recorded."""
 
 
-def asked(column: Column, settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
-    """Return the rows of a part's searches."""
-    return searches(column.cells(settings, dataset), tried)
+def finished(settings: DynamicParameters, dataset: str, tried: Tried) -> dict[Central, Row]:
+    """Return the judged rows of Tables IV and VIII in the reading that judges, by training."""
+    parts = [c for c in COLUMNS.values() if c.table != "variances" and dataset in c.datasets]
+    rows = [row for c in parts for row in c.rows(judged, settings, dataset, tried)]
+    return {r.points[0]: r for r in rows if r.points[0].setting in ("batch", "not_applicable")}
 
 
-def rows(column: Column, settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
-    """Return a part's judged rows."""
-    return judged(column.cells(settings, dataset), tried)
-
-
-def look_after(iterations: float, point: Central) -> int:
-    """Return the look at or next before an iteration."""
-    return max(0, int(iterations * LOOKS / point.rounds) - 1)
-
-
-def stops(dataset: str) -> dict[tuple[str, str, str], int]:
+@cache
+def stops() -> dict[tuple[str, ...], int]:
     """Return (policy, accounting, budget) → the iteration at which Table VIII stops, ours."""
-    table = f"{PAPER}/table_8"
-    found = recompute(PAPER, "table_8", load_published(table).to_dict("records"))  # type: ignore[arg-type]
-    return {
-        (c.keys["noise_scale_policy"], c.keys["accounting"], c.keys["target_epsilon"]): int(c.ours)
-        for c in found
-        if c.kind == "iterations"
-    }
+    printed: Any = load_published(f"{PAPER}/table_8").to_dict("records")
+    names = ("noise_scale_policy", "accounting", "target_epsilon")
+    return {tuple(c.keys[n] for n in names): int(c.ours)
+            for c in recompute(PAPER, "table_8", printed) if c.kind == "iterations"}  # fmt: skip
 
 
-def stopped_values(iterations: int, point: Central, results: Sequence[Result]) -> Values:
-    """Return the accuracy of a training that stops early, at the look before."""
-    accuracies = results[0]["curve"][:, look_after(iterations, point)]
-    return {
-        "accuracy": numbers(accuracies),
-        "guess": numbers(results[0]["guess"]),
-        "evaluated": numbers(results[0]["evaluated"]),
-        "searched": numbers([1]),
-    }
+def judged_values(result: Result, **values: Any) -> Values:
+    """Return some of a training's values with what says whether it was a fair trial."""
+    shared = {"guess": result["guess"], "evaluated": result["evaluated"], "searched": [1]}
+    return {name: numbers(value) for name, value in (values | shared).items()}
+
+
+def stopped_values(look: int, results: Sequence[Result]) -> Values:
+    """Return the accuracy of a training that stops at a look."""
+    return judged_values(results[0], accuracy=results[0]["curve"][:, look])
 
 
 def stopped(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
-    """Return Table VIII: each finished training, stopped where a budget is spent.
+    """Return Table VIII: each finished training, stopped at the look before a budget is spent.
 
     A fixed noise scale spends it at the end.
     """
     found = []
-    for name in ("table_4", "table_8", "table_8_rest"):
-        for row in rows(COLUMNS[name], settings, dataset, tried):
-            point = row.points[0]
-            if point.method == "non_private" or point.schedule == "printed":
-                continue
-            policy = point.noise_scale_policy
-            ends = {k: i for k, i in stops(dataset).items() if k[0] == policy}
-            ends = ends or {(policy, "all", "all"): point.rounds}
-            for (_, accounting, budget), end in ends.items():
-                stop = {"accounting": accounting, "target_epsilon": budget, "stopped_at": str(end)}
-                values = partial(stopped_values, min(end, point.rounds), point)
-                found.append(Row(stop | row.key, (point,), values, point.seeds))
-    return list({str(row.key): row for row in found}.values())
+    for p, row in finished(settings, dataset, tried).items():
+        if p.clip_norm != 4 or p.method not in DYNAMIC or p.schedule == "printed":
+            continue
+        ends = {k[1:]: i for k, i in stops().items() if k[0] == p.noise_scale_policy}
+        for (accounting, budget), end in (ends or {("all", "all"): p.rounds}).items():
+            stop = {"accounting": accounting, "target_epsilon": budget, "stopped_at": str(end)}
+            values = partial(stopped_values, int(end * LOOKS / ITERATIONS["mnist"]) - 1)
+            found.append(Row(stop | row.key, (p,), values, p.seeds))
+    return found
 
 
 def reached_values(results: Sequence[Result]) -> Values:
-    """Return when a training first reaches the baseline's last accuracy, of equal seeds.
+    """Return when a training first reaches the baseline's last accuracy.
 
     `iterations_left` of T are not run; 0 for one that never reaches it.
     """
-    target = results[0]["accuracy"].mean()
-    looks = results[1]["curve"] >= target  # [seeds, looks]
-    first = np.where(looks.any(1), looks.argmax(1), looks.shape[1] - 1) + 1
-    total = results[1]["rounds_run"]
-    return {
-        "iterations": numbers(first * total / looks.shape[1]),
-        "iterations_left": numbers(total - first * total / looks.shape[1]),
-        "reached": numbers(looks.any(1)),
-        "target_accuracy": numbers([target]),
-        "guess": numbers(results[1]["guess"]),
-        "evaluated": numbers(results[1]["evaluated"]),
-        "searched": numbers([1]),
-    }
+    target, total = results[0]["accuracy"].mean(), results[1]["rounds_run"]
+    met = results[1]["curve"] >= target  # [seeds, looks]
+    run = np.where(met.any(1), (met.argmax(1) + 1) * total / met.shape[1], total)
+    return judged_values(results[1], iterations=run, iterations_left=total - run,
+                         reached=met.any(1), target_accuracy=[target])  # fmt: skip
 
 
 def reached(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
     """Return Tables VI and IX: when each method reaches the baseline's accuracy at its C."""
-    parts = [n for n in COLUMNS if n.startswith("table_4") or n.startswith("table_8")]
-    every = [r for n in parts if dataset in COLUMNS[n].datasets
-             for r in rows(COLUMNS[n], settings, dataset, tried)]  # fmt: skip
-    bases = {r.points[0].clip_norm: r.points[0] for r in every if r.points[0].method == "dp_baseline"}
-    pairs = {r.points[0]: (r, bases.get(r.points[0].clip_norm)) for r in every}
+    every = finished(settings, dataset, tried)
+    bases = {p.clip_norm: p for p in every if p.method == "dp_baseline"}
     return [
-        Row(row.key, (base, point), reached_values, point.seeds)
-        for point, (row, base) in pairs.items()
-        if base is not None and point.method != "non_private"
+        Row(row.key, (bases[p.clip_norm], p), reached_values, p.seeds)
+        for p, row in every.items()
+        if p.clip_norm in bases and p.method in DYNAMIC
     ]
-
-
-def curve_values(look: int, results: Sequence[Result]) -> Values:
-    """Return the accuracy at a look."""
-    return {"accuracy": numbers(results[0]["curve"][:, look])}
 
 
 def curves(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
     """Return accuracy over iterations of the trainings with C = 4, at every fifth look."""
-    points = [r.points[0] for n in ("table_4", "table_8")
-              for r in rows(COLUMNS[n], settings, dataset, tried)]  # fmt: skip
+    names = ("dataset", "method", "noise_scale_policy", "schedule", "clip_norm", "rounds")
     return [
-        Row(
-            {"iteration": str((look + 1) * p.rounds // LOOKS), "dataset": dataset, "method": p.method,
-             "noise_scale_policy": p.noise_scale_policy, "clip": f"{p.clip_norm:g}"},
-            (p,), partial(curve_values, look), p.seeds,
-        )
-        for p in points
+        Row({"iteration": str((look + 1) * p.rounds // LOOKS)} | {n: getattr(p, n) for n in names},
+            (p,), partial(stopped_values, look), p.seeds)
+        for p in finished(settings, dataset, tried) if p.clip_norm == 4
         for look in range(4, LOOKS, 5)
     ]  # fmt: skip
+
+
+def distinguishing(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
+    """Return the games at the first iteration and later, for two bounds."""
+    points = [Game(dataset, at_round=t, clip_norm=c, batches=settings.batches, games=settings.games)
+              for t in (0, 10, 100, 1000) for c in (4.0, 32.0)]  # fmt: skip
+    return [row_of(p, partial(game_values, p, DELTA)) for p in points]

@@ -15,7 +15,13 @@ class DynamicParameters(Settings):
     needs_images: ClassVar[bool] = True
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"iterations": 4, "batch_size": 50, "batches": 2, "games": 40, "seeds": 1},
-        "full": {"iterations": 10_000, "noise_scale": 6.0, "batches": 400, "games": 2000, "seeds": 3},
+        "full": {
+            "iterations": 10_000,
+            "noise_scale": 6.0,
+            "batches": 400,
+            "games": 2000,
+            "seeds": 3,
+        },
     }
     dataset: str = Field(
         "auto", description="data that train; auto: mnist where its files are, else digits"
@@ -24,7 +30,9 @@ class DynamicParameters(Settings):
     batch_size: int = Field(
         0, ge=0, le=5000, description="examples in a batch, B, on average; 0: the paper's, or 100"
     )
-    clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C of the first iteration")
+    clip_norm: float = Field(
+        4.0, gt=0, le=1e6, description="clipping bound C of the first iteration"
+    )
     noise_scale: float = Field(2.0, gt=0, le=1e6, description="noise scale σ, in units of C")
     local_lr: float = Field(
         0.0, ge=0, le=100, description="learning rate η; 0: the best recorded for these data"
@@ -33,9 +41,11 @@ class DynamicParameters(Settings):
         40, ge=1, le=10_000, description="batches whose largest gradient norm is read, a stage"
     )
     games: int = Field(
-        400, ge=10, le=100_000, description="releases that the distinguishing attack has to tell apart"
+        400, ge=10, le=100_000, description="releases that have to be told apart"
     )
-    seeds: int = Field(1, ge=1, le=100, description="repetitions with new weights, batches and noise")
+    seeds: int = Field(
+        1, ge=1, le=100, description="repetitions with new weights, batches and noise"
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
     device: Device = Field(
         "auto", description="auto: a CUDA device where there is one, else the CPU"

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from fl_privacy_lib.chapters.dynamic_parameters import grid
+from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, measure_game
 from fl_privacy_lib.chapters.dynamic_parameters.grid import COLUMNS, PAPER
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments import training
-from fl_privacy_lib.reproduction.experiments.searching import tried_in
+from fl_privacy_lib.reproduction.experiments.searching import judged, searches, tried_in
 from fl_privacy_lib.reproduction.paths import point_cache
 from fl_privacy_lib.reproduction.records import read_record
 
@@ -34,30 +35,28 @@ class DynamicParametersExperiment(Experiment):
 
         parts = []
         for name, column in COLUMNS.items():
-            asked, rows = (
-                partial(collect, partial(make, column)) for make in (grid.asked, grid.rows)
-            )
-            about = (column.datasets, f"search_{name}", column.long)
-            parts.append(Part(f"{PAPER}/search", asked, *about))
-            parts.append(Part(f"{PAPER}/{column.table}", rows, column.datasets, name, column.long))
-        for make in (grid.stopped, grid.reached, grid.curves):
-            name = make.__name__
-            parts.append(
-                Part(f"{PAPER}/{name}", partial(collect, make), ("mnist",), name, long=True)
-            )
+            for table, part, rows in (("search", f"search_{name}", searches),
+                                      (column.table, name, judged)):  # fmt: skip
+                make = partial(collect, partial(column.rows, rows))
+                parts.append(Part(f"{PAPER}/{table}", make, column.datasets, part, long=True))
+        for read in (grid.distinguishing, grid.stopped, grid.reached, grid.curves):
+            name = read.__name__
+            parts.append(Part(f"{PAPER}/{name}", partial(collect, read), ("mnist",), name, True))
         return parts
 
     def run(self, point: Any, device: torch.device) -> Result:
-        """Train a point with all its seeds."""
+        """Train a point with all its seeds, or play a game."""
+        if isinstance(point, Game):
+            return measure_game(point, device)
         return training.measure(point, device, point_cache(self.chapter) / "under_way")
 
     def words(self, point: Any, result: Result) -> str:
-        """Return the setting, the accuracy, and the engine that trained."""
-        state = ", diverged" if result["diverged"].any() else ""
-        accuracy = float(result["accuracy"].mean())
+        """Return the setting, and the accuracy or the share of releases told right."""
+        if isinstance(point, Game):
+            return f"game after {point.at_round}: {result['hits'].mean():.2f} told right"
         return (
             f"{point.dataset} {point.method} {point.noise_scale_policy} C={point.clip_norm:g} "
-            f"T={point.rounds} η={point.local_lr:g}: accuracy {accuracy:.3f}{state}"
+            f"T={point.rounds} η={point.local_lr:g}: accuracy {result['accuracy'].mean():.3f}"
         )
 
 

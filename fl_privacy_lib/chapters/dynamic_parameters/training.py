@@ -22,12 +22,11 @@ from fl_privacy_lib.defenses import (
     Defense,
     Schedule,
     adaclip,
-    fed_alpha_cdp,
-    fed_cdp,
     non_private,
     quantile_clipped,
 )
-from fl_privacy_lib.defenses.route import BatchNoise
+from fl_privacy_lib.defenses.route import BatchNoise, PerExample
+from fl_privacy_lib.defenses.rules import LargestNorm
 from fl_privacy_lib.defenses.schedule import Scheduled
 from fl_privacy_lib.reproduction.experiments.training import Training
 from fl_privacy_lib.sampling import Plan
@@ -44,8 +43,12 @@ DYNAMIC = {
 }
 """Method → whether its bound decays, and whether S is the largest norm: the paper's Table I."""
 METHODS = ("non_private", *DYNAMIC, "quantile_clip", "adaclip")
-DIVISORS = ("batch", "sqrt_batch", "none", "not_applicable")
-"""What divides σS on the batch mean, B, √B or nothing; the paper's formula is lost."""
+READINGS = ("batch", "sqrt_batch", "none", "code", "not_applicable")
+"""What divides σS on the batch mean, B, √B or nothing; the paper's formula is lost.
+
+'code': B, and where S is the largest norm, it is the mean of the examples' largest norms instead,
+as in the released code of the later paper, Fed-αCDP.
+"""
 POLICIES = {
     "linear": ("linear", LINEAR_EPSILON, 1),
     "exponential": ("exponential", EXPONENTIAL_EPSILON, 1),
@@ -54,7 +57,6 @@ POLICIES = {
 """Policy of σ_t → shape, ε_0 at both ends, cycles; the schedules of ε that gave the tables."""
 DECAY = 3.0  # C_0 / C_T; the paper's is lost, Fed-CDP's goes from 6 to 2
 LOOKS = 100  # evaluations of a training that is judged, on all test examples
-LONG = 1000  # rounds from which a state is kept at each look, not after each round
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Central(Training):
 
     Parameters
     ----------
-    setting : one of `DIVISORS`
+    setting : one of `READINGS`
     rounds : T, iterations
     noise_scale : σ where it is fixed
     noise_scale_policy : 'fixed', or how σ_t decays, one of `POLICIES`
@@ -82,7 +84,7 @@ class Central(Training):
     variance: str = "scaled"
 
     methods: ClassVar[tuple[str, ...]] = METHODS
-    readings: ClassVar[tuple[str, ...]] = DIVISORS
+    readings: ClassVar[tuple[str, ...]] = READINGS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,13 +121,13 @@ class Central(Training):
             )  # fmt: skip
         if self.method == "adaclip":
             return adaclip(clip_norm=self.clip_norm, noise_scale=self.noise_scale, scope="layer")
-        largest = DYNAMIC[self.method][1] and self.variance == "scaled"
-        make = fed_alpha_cdp if largest else fed_cdp
-        filled = make("batch", clip_norm=self.bound, noise_scale=self.sigma, divide_by=self.setting)
+        clip, divide_by = Clip(self.bound), "batch" if self.setting == "code" else self.setting
+        level: Clip | LargestNorm = clip
         if self.variance == "fixed":
-            constant = BatchNoise(Clip(self.clip_norm), self.sigma, self.setting)
-            filled = replace(filled, per_batch=constant)
-        return replace(filled, name=self.method)
+            level = Clip(self.clip_norm)
+        elif DYNAMIC[self.method][1]:
+            level = LargestNorm(clip, "mean" if self.setting == "code" else "max")
+        return Defense(self.method, PerExample(clip), BatchNoise(level, self.sigma, divide_by))
 
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training; every example is drawn by itself."""
@@ -134,31 +136,18 @@ class Central(Training):
     def data(self) -> Dataset:
         """Return all of the training data, measured on the test data where there are any."""
         data = super().data()
-        if not len(data.test_y):
-            return data
         return replace(
             data,
             train_x=np.concatenate([data.train_x, data.validation_x]),
             train_y=np.concatenate([data.train_y, data.validation_y]),
             validation_x=data.test_x, validation_y=data.test_y,
             test_x=data.test_x[:0], test_y=data.test_y[:0],
-        )  # fmt: skip
+        ) if len(data.test_y) else data  # fmt: skip
 
     def split(self, data: Dataset, rng: np.random.Generator) -> Partition:
         """Give everything to the one client."""
         return full_copies(len(data.train_y), 1)
 
-    @property
-    def checks(self) -> int:
-        """How often a training is looked at: where it is judged, so often that it can be stopped."""
-        return super().checks if self.held_out else LOOKS
-
-    @property
-    def watched_examples(self) -> int | None:
-        """How many examples a look takes; None: all."""
-        return super().watched_examples if self.held_out else None
-
-    @property
-    def save_every(self) -> int:
-        """Rounds between two states that are kept."""
-        return max(1, self.rounds // self.checks) if self.rounds >= LONG else 1
+    def looks(self) -> tuple[int, int | None]:
+        """Return how often a training is looked at: if it is judged, so often that it can stop."""
+        return super().looks() if self.held_out else (LOOKS, None)

@@ -67,11 +67,10 @@ class CompiledEngine:
             for i in range(len(batches)):
                 self._iterate(memory._replace(ends=memory.ends[i:]), i, batches[i], form, ctx)
         else:
-            phases = kernel.FORWARD | kernel.BACKWARD | kernel.CLIP | kernel.STEP
-            rate, over_all = float(plan.local_lr), form.scope == "all"
             kernel.run(
-                self.network.form, memory, len(batches), phases, over_all, rate, plan.batch_size
-            )
+                self.network.form, memory, len(batches), kernel.EVERY, form.scope == "all",
+                float(plan.local_lr), plan.batch_size,
+            )  # fmt: skip
             self._note_norms(memory, len(batches) - 1, batches[-1], ctx, form.scope is not None)
         return self.network.unpack(memory.update)
 
@@ -82,19 +81,17 @@ class CompiledEngine:
         from fl_privacy_lib.federated.compiled.kernel import BACKWARD, CLIP, FORWARD, STEP, run
 
         shape, rate, size = self.network.form, float(self.plan.local_lr), self.plan.batch_size
-        clips = CLIP | STEP if form.bound else 0  # else a rule has to see the norms first
-        memory.stds[:] = 0
-        run(shape, memory, 1, FORWARD | BACKWARD | clips, form.scope == "all", rate, size)
-        norms = self._note_norms(memory, i, batch, ctx)
-        factors, stds = form.answer(norms, ctx)
-        memory.stds[:] = torch.cat(list(stds.values()))
-        if form.bound:  # what is left is the noise: a step without examples
-            run(shape, memory._replace(ends=memory.ends[:1].repeat(2)), 1, STEP, False, rate, size)
-            return
+        silent = memory._replace(stds=np.zeros_like(memory.stds))
+        # with a bound that is known, only the noise waits for the norms
+        phases = FORWARD | BACKWARD | (CLIP | STEP if form.bound else 0)
+        run(shape, silent, 1, phases, form.scope == "all", rate, size)
+        factors, stds = form.answer(self._note_norms(memory, i, batch, ctx), ctx)
         memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
+        memory.stds[:] = torch.cat(list(stds.values()))
+        rest = memory._replace(ends=memory.ends[:1].repeat(2)) if form.bound else memory
         # only the last slice is still there
         again = FORWARD | BACKWARD if len(batch) > SLICE else 0
-        run(shape, memory, 1, again | STEP, False, rate, size)
+        run(shape, rest, 1, again | STEP, False, rate, size)
 
     def _note_norms(
         self, memory: Memory, i: int, batch: np.ndarray, ctx: ClientContext, measured: bool = True

@@ -29,7 +29,7 @@ from fl_privacy_lib.federated.compiled.vectors import (
     zeros,
 )
 
-FORWARD, BACKWARD, CLIP, STEP = 1, 2, 4, 8  # phases
+FORWARD, BACKWARD, CLIP, STEP, EVERY = 1, 2, 4, 8, 15  # phases
 PIECE = 1024  # numbers that stay in the L1 cache between their noise and their step
 TINY = np.float32(1e-25)  # smaller gradients of a logit count as zero: denormal numbers are slow
 

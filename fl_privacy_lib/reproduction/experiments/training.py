@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +60,7 @@ DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
 FOLDS = 10  # a tenth is held out for a search; of small data a fifth
 SMALL, SMALL_FOLDS = 5000, 5
 WATCHED, CHECKS = 1000, 20
+SHORT = 1000  # rounds; a longer training has short ones, and keeps its state at every look
 ENGINE = "auto"
 """What trains, live and recorded.
 
@@ -115,20 +116,12 @@ class Training:
         """Split the training examples among the clients."""
         return setup_of(self.dataset).split(data, self.clients, rng)
 
-    @property
-    def checks(self) -> int:
-        """How often a training is looked at along the way."""
-        return CHECKS
+    def looks(self) -> tuple[int, int | None]:
+        """Return how often a training is looked at, and on how many examples; None: all.
 
-    @property
-    def watched_examples(self) -> int | None:
-        """How many validation examples a look takes; the last accuracy is measured on all."""
-        return WATCHED
-
-    @property
-    def save_every(self) -> int:
-        """Rounds between two states that are kept."""
-        return 1
+        Its last accuracy is measured on all.
+        """
+        return CHECKS, WATCHED
 
     @property
     def defense(self) -> Defense:
@@ -164,10 +157,7 @@ class Training:
         return Plan(*counts, local_lr=self.local_lr, seed=seed)
 
 
-AnyTraining = TypeVar("AnyTraining", bound=Training)
-
-
-def point_of(row: Any, kind: type[AnyTraining] = Training) -> AnyTraining:  # type: ignore[assignment]
+def point_of(row: Any, kind: type[Training] = Training) -> Any:
     """Return the training, of a kind, that a recorded row is of."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
     return kind(**{n: row[n] == "True" if k is bool else k(row[n]) for n, k in kinds.items()})
@@ -308,14 +298,12 @@ def train(
     if point.watched:
         late = defense.per_batch
         defense = replace(defense, per_batch=norms if late is None else Then(late, norms))
-    looked = (
-        start.evaluation[0][: point.watched_examples],
-        start.evaluation[1][: point.watched_examples],
-    )
+    looks, examples = point.looks()
+    looked = (start.evaluation[0][:examples], start.evaluation[1][:examples])
     constant = best_constant(looked[1])
     untrained = parameters_of(start.model)
     first_norm, first = norm_of(untrained), score(start.model, untrained, start.evaluation, engine)
-    every = max(1, plan.rounds // point.checks)
+    every = max(1, plan.rounds // looks)
     with suppress(NotFinite):
         if checkpoint.exists() and not point.watched:
             end_if_not_finite(checkpoint)  # it had ended there, and another seed was interrupted
@@ -323,13 +311,14 @@ def train(
             start.model, start.train, start.partition, plan, defense, engine=engine,
             evaluation=looked, evaluate_every=every,
             on_round=partial(_after_round, checkpoint, started),
-            checkpoint=checkpoint, save_every=point.save_every, resume=not point.watched,
+            checkpoint=checkpoint, save_every=every if plan.rounds >= SHORT else 1,
+            resume=not point.watched,
         ).engine  # fmt: skip
     last, history = read_checkpoint(checkpoint)
     weights = {name: w.to(device) for name, w in last.items()}
     curve = {t: value for t, value in history.items() if value is not None}
     growth = norm_of(weights) / first_norm
-    looks = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
+    seen = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     tested = len(start.test[1]) > 0
     result = {
         "accuracy": score(start.model, weights, start.evaluation, engine),
@@ -340,7 +329,7 @@ def train(
         "diverged": float(has_diverged(curve, constant, growth)),
         "growth": growth,
         "engine": taken,
-        "curve": [curve.get(t, math.nan) for t in looks],
+        "curve": [curve.get(t, math.nan) for t in seen],
         "weights": torch.cat([w.flatten() for w in weights.values()]).cpu().numpy(),
     }
     if point.watched:

@@ -1,6 +1,7 @@
 """Dynamic parameters: schedules in training and accounting, checkpoints, cells, games and grid."""
 
 import copy
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -411,65 +412,71 @@ def test_of_some_participations_those_with_the_least_noise_count(participations)
     assert {e.sampling_rate for e in events} == {0.1}
 
 
-@pytest.mark.parametrize("name", ["linear", "cyclic", "epsilon"])
-def test_the_papers_statement_is_the_moments_accountants_of_every_steps_scale(name):
-    sigma = DECAYS[name]
-    steps = np.array([sigma.at(t) for t in range(ROUNDS)])
-    q = LOT / EXAMPLES
-    expected = spend(ledger_of(steps, q, "example", "add_remove"), "moments_accountant", DELTA)
-    for level in (None, LargestNorm(Clip(4.0)), Clip(Schedule(4.0, 1.0, ROUNDS))):
-        paper = statement(central(sigma, 4.0, level), CENTRAL, HELD, delta=DELTA).paper
-        assert paper.epsilon == pytest.approx(expected.epsilon, rel=1e-9)
-    reverse = np.full(ROUNDS, steps.min())
-    worst = spend(ledger_of(reverse, q, "example", "add_remove"), "moments_accountant", DELTA)
-    assert paper.epsilon < 0.95 * worst.epsilon
+FEW = 8  # a privacy loss distribution for each round is slow
+SHORT = replace(CENTRAL, rounds=FEW)
+SHORTER = {
+    "linear": Schedule(6.0, 2.0, FEW),
+    "exponential": Schedule(6.0, 2.0, FEW, "exponential"),
+    "epsilon": Schedule(0.8, 2.4, FEW, of_epsilon=True),
+}
+
+
+@pytest.mark.parametrize("name", SHORTER)
+@pytest.mark.parametrize("level", ["bound", "largest"])
+def test_the_papers_statement_is_the_moments_accountants_of_every_steps_scale(name, level):
+    sigma, q = SHORTER[name], LOT / EXAMPLES
+    steps = np.array([sigma.at(t) for t in range(FEW)])
+    expected, worst = (
+        spend(ledger_of(z, q, "example", "add_remove"), "moments_accountant", DELTA).epsilon
+        for z in (steps, np.full(FEW, steps.min()))
+    )
+    rule = LargestNorm(Clip(4.0)) if level == "largest" else None
+    paper = statement(central(sigma, 4.0, rule), SHORT, HELD, delta=DELTA).paper
+    assert paper.epsilon == pytest.approx(expected, rel=1e-9)
+    assert (paper.accountant, paper.unit) == ("moments_accountant", "example")
+    assert paper.epsilon < 0.95 * worst  # the least noise for all rounds is another number
 
 
 def tight_epsilon(multipliers, rate):
     """Return ε from Google's privacy loss distributions, one for each step."""
     steps = [
         privacy_loss_distribution.from_gaussian_mechanism(
-            z, sampling_prob=rate, value_discretization_interval=2e-4
+            z, sampling_prob=rate, value_discretization_interval=1e-3
         )
         for z in multipliers
     ]
-    total = steps[0]
-    for one in steps[1:]:
-        total = total.compose(one)
-    return total.get_epsilon_for_delta(DELTA)
+    return functools.reduce(lambda one, other: one.compose(other), steps).get_epsilon_for_delta(
+        DELTA
+    )
 
 
 @pytest.mark.parametrize("kind", ["linear", "exponential", "bound falls"])
 def test_the_proved_epsilon_lies_between_that_of_the_noise_and_of_a_little_less(kind):
-    plan = replace(CENTRAL, rounds=12)
     if kind == "bound falls":
-        fall = Schedule(4.0, 1.0, 12)
+        fall = Schedule(4.0, 1.0, FEW)
         defense = central(2.0, fall, Clip(4.0))
-        exact = [2.0 * 4.0 / fall.at(t) / TENSORS**0.5 for t in range(12)]
+        exact = [2.0 * 4.0 / fall.at(t) / TENSORS**0.5 for t in range(FEW)]
     else:
-        sigma = Schedule(6.0, 2.0, 12, kind)
-        defense, exact = central(sigma), [sigma.at(t) / TENSORS**0.5 for t in range(12)]
-    proved = statement(defense, plan, HELD, delta=DELTA).proved.epsilon
+        sigma = SHORTER[kind]
+        defense, exact = central(sigma), [sigma.at(t) / TENSORS**0.5 for t in range(FEW)]
+    proved = statement(defense, SHORT, HELD, delta=DELTA).proved.epsilon
     least, less = tight_epsilon(exact, 0.1), tight_epsilon([z / 1.03 for z in exact], 0.1)
-    assert least * 0.995 <= proved <= less * 1.005
-    # what counts the worst round for all, or the mean noise, is told apart
-    assert tight_epsilon([min(exact)] * 12, 0.1) > 1.02 * less
-    assert tight_epsilon([np.mean(exact)] * 12, 0.1) < 0.98 * least
-    assert least / 1.05 < proved < math.inf
+    assert least * 0.99 <= proved <= less * 1.01 < math.inf
+    # what counts the least noise for all rounds, or the mean noise, is told apart
+    assert tight_epsilon([min(exact)] * FEW, 0.1) > 1.05 * less
+    assert tight_epsilon([np.mean(exact)] * FEW, 0.1) < 0.95 * least
 
 
-@pytest.mark.parametrize("sigma", [6.0, DECAYS["linear"]], ids=["fixed", "falling"])
-@pytest.mark.parametrize("bound", [4.0, Schedule(4.0, 1.0, ROUNDS)], ids=["fixed", "falling"])
+@pytest.mark.parametrize("sigma", [6.0, SHORTER["linear"]], ids=["fixed", "falling"])
+@pytest.mark.parametrize("bound", [4.0, Schedule(4.0, 1.0, FEW)], ids=["fixed", "falling"])
 @pytest.mark.parametrize("statistic", ["max", "mean"])
 def test_noise_of_the_largest_norm_has_no_proved_epsilon(sigma, bound, statistic):
     defense = central(sigma, bound, LargestNorm(Clip(bound), statistic))
-    both = statement(defense, CENTRAL, HELD, delta=DELTA)
+    both = statement(defense, SHORT, HELD, delta=DELTA)
     assert both.proved.epsilon == math.inf and math.isfinite(both.paper.epsilon)
-    with pytest.raises(InputError, match="largest gradient norm") as error:
-        defense.events(CENTRAL, HELD)
-    assert one_sentence(error)
-    plain = statement(central(sigma, bound), CENTRAL, HELD, delta=DELTA)
-    assert math.isfinite(plain.proved.epsilon)
+    with pytest.raises(InputError, match=r"has no events .* largest gradient norm"):
+        defense.events(SHORT, HELD)
+    assert central(sigma, bound).events(SHORT, HELD)
 
 
 @given(
@@ -510,11 +517,13 @@ STATEFUL = quantile_clipped(clip_norm=0.5, noise_scale=1.0, scope="layer", count
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("defense", [FALLING["batch"], FALLING["largest"], STATEFUL],
-                         ids=["batch", "largest", "stateful"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["batch", "largest", "stateful"])
 @pytest.mark.parametrize("stop", [0, 2, 5])
-def test_a_run_goes_on_bit_identically_at_its_last_saved_round(defense, stop, engine, tmp_path):
+def test_a_run_goes_on_bit_identically_at_its_last_saved_round(kind, stop, engine, tmp_path):
     """Of 7 rounds, the third, the sixth and the last are saved."""
+    if (kind, engine) == ("stateful", "stacked"):
+        return  # it knows no such rule
+    defense = STATEFUL if kind == "stateful" else FALLING[kind]
     model, train, partition = setting()
     path, rounds = tmp_path / "state.pt", []
     plan = Plan(4, 3, 7, 2, BATCH, batch_sampling="poisson", local_lr=0.5)
@@ -654,8 +663,10 @@ def test_a_training_has_the_noise_whose_budget_decides_when_it_stops(policy):
 
 def test_decaying_noise_scales_have_their_ends():
     """Linear and exponential ones start near 15.8 and end near 3.7 and 3.0; or as printed."""
-    ends = {"linear": (4.8448053 / 0.30747, 4.8448053 / 1.30747),
-            "exponential": (4.8448053 / math.exp(-1.1809), 4.8448053 / math.exp(0.4831))}  # fmt: skip
+    ends = {
+        "linear": (4.8448053 / 0.30747, 4.8448053 / 1.30747),
+        "exponential": (4.8448053 / math.exp(-1.1809), 4.8448053 / math.exp(0.4831)),
+    }
     for policy, values in ends.items():
         point = Central("mnist", "dp_dyns_sigma", noise_scale_policy=policy, rounds=100)
         assert (point.sigma.at(0), point.sigma.at(100)) == pytest.approx(values)
@@ -838,7 +849,9 @@ def test_the_level_advantage_grows_with_the_ratio_and_the_dimension(more, furthe
     assert level_advantage(1.0, d) == 0.0
 
 
-@pytest.mark.parametrize(("ratio", "d", "value"), [(1 + 1e-7, 1, 0), (20, 3000, 1), (1.05, 2, 0.04)])
+@pytest.mark.parametrize(
+    ("ratio", "d", "value"), [(1 + 1e-7, 1, 0), (20, 3000, 1), (1.05, 2, 0.04)]
+)
 def test_the_level_advantage_at_its_ends(ratio, d, value):
     assert level_advantage(ratio, d) == pytest.approx(value, abs=0.01)
 
@@ -890,7 +903,9 @@ def test_what_is_the_same_on_both_sides_is_told_by_chance_and_seeds_differ():
     assert (one == same).all() and (one != other).any()
 
 
-@pytest.mark.parametrize(("at_round", "bound"), [(0, 100.0), (2, 3.0), (0, 0.5)])
+@pytest.mark.parametrize(
+    ("at_round", "bound"), [(0, 100.0), (2, 100.0), (0, "between"), (2, "between"), (0, 0.5)]
+)
 def test_the_games_norms_are_those_of_a_loop_over_the_batch(at_round, bound, monkeypatch):
     played = []
 
@@ -899,8 +914,14 @@ def test_the_games_norms_are_those_of_a_loop_over_the_batch(at_round, bound, mon
         return np.ones(games, bool)
 
     monkeypatch.setattr(distinguishing, "play", told)
-    game = Game("digits", at_round=at_round, batch_size=20, clip_norm=bound, noise_scale=3.0,
-                batches=3, games=10, seed=4, local_lr=0.02)  # fmt: skip
+    game = Game("digits", at_round=at_round, batch_size=20, noise_scale=3.0, batches=3, games=10,
+                seed=4, local_lr=0.02)  # fmt: skip
+    if bound == "between":  # of a batch's two largest norms, so that one is clipped alone
+        free = measure_game(replace(game, clip_norm=100.0), CPU)
+        top = int((free["largest"] / free["without"]).argmax())
+        bound = float(free["largest"][top] + free["without"][top]) / 2
+        played.clear()
+    game = replace(game, clip_norm=bound)
     result = measure_game(game, CPU)
     start = training.scene(Central("digits", "dp_baseline", batch_size=20), 4, CPU)
     (x, y), weights = start.train, start.model.state_dict()
@@ -1052,7 +1073,10 @@ def test_every_published_accuracy_has_its_row(table, make, names):
         rows = [r for c in columns for d in c.datasets for r in c.rows(judged, FULL, d, EveryTry())]
     keys = {tuple(str(row.key[n]) for n in names) for row in rows}
     missing = {tuple(row) for row in printed[list(names)].to_numpy()} - keys
-    assert not missing and len(printed) > 20
+    # left out are the purchase data, and of CIFAR-10 all bounds but C = 4
+    left_out = {("cifar10", m, f"{c:g}") for m in list(TABLE_1)[:4] for c in THREE if c != 4}
+    missing = {cell for cell in missing if not cell[0].startswith("purchase")}
+    assert missing == (left_out if table == "table_4" else set()) and len(printed) > 60
 
 
 class OnlyTheBaseline(dict):

@@ -18,7 +18,7 @@ class DynamicParameters(Settings):
         "full": {
             "iterations": 10_000,
             "noise_scale": 6.0,
-            "batches": 400,
+            "batches": 40,
             "games": 2000,
             "seeds": 3,
         },
@@ -38,10 +38,10 @@ class DynamicParameters(Settings):
         0.0, ge=0, le=100, description="learning rate η; 0: the best recorded for these data"
     )
     batches: int = Field(
-        40, ge=1, le=10_000, description="batches whose largest gradient norm is read, a stage"
+        8, ge=1, le=10_000, description="batches whose largest gradient norm is read, a stage"
     )
     games: int = Field(
-        400, ge=10, le=100_000, description="releases that have to be told apart"
+        200, ge=10, le=100_000, description="releases that have to be told apart"
     )
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new weights, batches and noise"

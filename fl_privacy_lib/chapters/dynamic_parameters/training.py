@@ -150,4 +150,4 @@ class Central(Training):
 
     def looks(self) -> tuple[int, int | None]:
         """Return how often a training is looked at: if it is judged, so often that it can stop."""
-        return super().looks() if self.held_out else (LOOKS, None)
+        return super().looks() if self.held_out or self.rounds < 1000 else (LOOKS, None)

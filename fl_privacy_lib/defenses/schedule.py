@@ -13,12 +13,10 @@ SHAPES: dict[str, Callable[[float, float, int, int], np.ndarray]] = {
     "linear": lambda start, end, rounds, cycles: schedules.linear(start, end, rounds),
     "exponential": lambda start, end, rounds, cycles: schedules.exponential(start, end, rounds),
     "cyclic": schedules.cosine,
-    "triangular": lambda start, end, rounds, cycles: schedules.triangular(
-        end, start, rounds, cycles, decay=0.5
-    ),
+    "triangular": schedules.triangular,
 }
-"""Linear; start (end/start)^{t/T}; cosine annealing, restarted each cycle; triangles whose height
-halves from cycle to cycle."""
+"""Linear; start (end/start)^{t/T}; cosine annealing, restarted each cycle; triangles from the start
+to the end and back."""
 
 
 @dataclass(frozen=True)

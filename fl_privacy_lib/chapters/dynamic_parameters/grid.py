@@ -90,11 +90,11 @@ READINGS: list[Arm] = [
 COLUMNS = {
     "table_4": Column("table_4", ("mnist",), FIRST),
     "table_8": Column("noise_scales", ("mnist",),
-                      arms(("dp_dynsigma", "dp_dyns_sigma"), noise_scale_policy=tuple(POLICIES))),
+                      arms(("dp_dynsigma",), noise_scale_policy=tuple(POLICIES))),
     "table_4_clips": Column("table_4", ("mnist",), EVERY_CLIP[len(FIRST) :]),
     "readings": Column("table_4", ("mnist",), READINGS),
     "table_8_rest": Column("noise_scales", ("mnist",),
-                           arms(NOISES[1:3], noise_scale_policy=tuple(POLICIES))),
+                           arms(NOISES[1:], noise_scale_policy=tuple(POLICIES))),
     "printed": Column("noise_scales", ("mnist",), arms(
         ("dp_dynsigma",), noise_scale_policy=tuple(POLICIES), schedule=("printed",))),
     "table_4_lfw": Column("table_4", ("lfw",), EVERY_CLIP),

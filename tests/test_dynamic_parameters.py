@@ -269,6 +269,24 @@ def test_noise_of_the_largest_norm_follows_each_poisson_batch(statistic, bound, 
         assert not of_std(left, 1.05 * level) and not of_std(left, level / 1.05)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_examples_are_clipped_at_their_rounds_bound(shape, engine):
+    model, (x, y), partition = setting(clients=1, examples_per_client=40)
+    fall = Schedule(1.6, 0.2, 4, shape, cycles=2)
+    defense = Defense("clip", PerExample(Clip(fall)), BatchNoise(Clip(fall), 6.0)).noiseless()
+    plan = Plan(1, 1, 5, 1, 15, batch_sampling="poisson", local_lr=0.1)
+    taps = [Tap("update", 0, t) for t in range(5)]
+    found = simulate(model, (x, y), partition, plan, defense, taps=taps, engine=engine)
+    for tap in taps:
+        batch = partition.indices[0][plan.batches(0, 40, tap.round)[0]]
+        seen, bound = found.observations[tap], fall.at(tap.round)
+        total, norms = clipped(model, seen.weights, (x[batch], y[batch]), bound)
+        assert norms.max() == pytest.approx(bound)  # it does clip
+        expected = -0.1 * total / 15
+        assert float((flat(seen.values) - expected).norm() / expected.norm()) < 1e-4
+
+
 def test_an_empty_batch_has_noise_of_the_bound_and_none_of_the_largest_norm():
     model, train, partition = setting(clients=1, examples_per_client=8)
     plan = Plan(1, 1, 1, 1, 1, batch_sampling="poisson", local_lr=1.0)
@@ -292,12 +310,15 @@ def test_an_empty_batch_has_noise_of_the_bound_and_none_of_the_largest_norm():
 @pytest.mark.parametrize("name", ["small", "adult"])
 @pytest.mark.parametrize("scope", ["layer", "all"])
 @pytest.mark.parametrize("batch", [5, 6, 7, 40, 70])
-def test_without_its_noise_a_rule_on_the_batch_leaves_the_exact_gradients(name, scope, batch):
+@pytest.mark.parametrize("at", ["batch", "both"])
+def test_without_its_noise_a_rule_leaves_the_exact_gradients(name, scope, batch, at):
     from compiled_scenes import agrees
     from compiled_scenes import plan_of as compiled_plan
 
     bound = Clip(0.5, scope)
-    quiet = Defense("l2max", PerExample(bound), BatchNoise(LargestNorm(bound), 6.0)).noiseless()
+    rule = LargestNorm(bound)
+    first = PerExample(bound if at == "batch" else rule)
+    quiet = Defense("l2max", first, BatchNoise(rule, 6.0)).noiseless()
     sampling = "poisson" if batch == 40 else "one_pass_shuffled"
     plan = compiled_plan(1, batch_size=batch, batch_sampling=sampling, rounds=2)
     agrees(name, plan, quiet, examples=80)

@@ -40,8 +40,8 @@ class DynamicParametersExperiment(Experiment):
                 make = partial(collect, partial(column.rows, rows))
                 parts.append(Part(f"{PAPER}/{table}", make, column.datasets, part, long=True))
         for read in (grid.distinguishing, grid.stopped, grid.reached, grid.curves):
-            name = read.__name__
-            parts.append(Part(f"{PAPER}/{name}", partial(collect, read), ("mnist",), name, True))
+            name, long = read.__name__, read is not grid.distinguishing
+            parts.append(Part(f"{PAPER}/{name}", partial(collect, read), ("mnist",), name, long))
         return parts
 
     def run(self, point: Any, device: torch.device) -> Result:

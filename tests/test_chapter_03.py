@@ -22,6 +22,7 @@ from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
 from fl_privacy_lib.chapters.counting_privacy import grid as chapter
 from fl_privacy_lib.chapters.counting_privacy import statements
+from fl_privacy_lib.chapters.counting_privacy.explorer import Explorer
 from fl_privacy_lib.chapters.counting_privacy.local_sampling import (
     class_gap,
     local_sampling_epsilon,
@@ -30,7 +31,6 @@ from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.counting_privacy.run import EXPERIMENT
 from fl_privacy_lib.reproduction import claims, experiment, figures, tables
 from fl_privacy_lib.reproduction.comparison import compare, measured, select
-from fl_privacy_lib.chapters.counting_privacy.explorer import Explorer
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import _text

@@ -49,10 +49,10 @@ from fl_privacy_lib.defenses import (
     random_noise,
 )
 from fl_privacy_lib.defenses.noise import add_noise
-from fl_privacy_lib.defenses.schedule import SHAPES
 from fl_privacy_lib.defenses.releases import release
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, Then
 from fl_privacy_lib.defenses.rules import LargestNorm, QuantileNorm
+from fl_privacy_lib.defenses.schedule import SHAPES
 from fl_privacy_lib.defenses.transformations import Pruned, RandomNoise, Selective, part
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.gradients import example_gradients

@@ -65,6 +65,8 @@ def command(table: str) -> str:
 def hours(table: str) -> str:
     """Return how long the recorded points of a table took, in words."""
     frame = measured(table)
+    if frame.empty:
+        return "no time yet"
     points = frame.drop_duplicates([c for c in frame.columns if c not in {"metric", *META}])
     seconds = float(points["seconds"].sum())
     if seconds < 90:

@@ -310,10 +310,10 @@ def _over_data(end: str, *datasets: str) -> dict[str, Column]:
     return {
         **_printed("table_1", datasets, table_1, f"table_1{end}", bool(end)),
         **_printed(
-            "table_4", datasets, partial(tables_4_and_5, "clip_norm"), f"table_4{end}", True
+            "table_4", datasets, partial(tables_4_and_5, "clip_norm"), f"table_4{end}", bool(end)
         ),
         **_printed(
-            "table_5", datasets, partial(tables_4_and_5, "noise_scale"), f"table_5{end}", True
+            "table_5", datasets, partial(tables_4_and_5, "noise_scale"), f"table_5{end}", bool(end)
         ),
     }
 
@@ -322,7 +322,7 @@ PARTS = {
     "learning_rates": Column("learning_rates", (*PAPER, "digits"), learning_rates),
     **_table_2(*POPULATIONS[:3]),
     **_over_data("", "cancer", "cancer_z", "adult", "adult_z"),
-    **_printed("noise", ("mnist",), partial(noise, tuple((10, z) for z in SWEEP)), long=True),
+    **_printed("noise", ("mnist",), partial(noise, tuple((10, z) for z in SWEEP))),
     "utility": Column("utility", ("mnist",), utility),
     "figure_3": Column("figure_3", ("mnist",), figure_3),
     "variants": Column("variants", ("mnist",), variants),

@@ -1032,9 +1032,11 @@ def test_the_baseline_itself_takes_until_one_of_its_seeds_is_at_its_mean():
     assert values["iterations"]["mean"] == 400 and values["reached"]["mean"] == 0.5
 
 
-@pytest.mark.parametrize(("look", "mean"), [(0, 0.1), (2, 0.3), (3, 0.625)])
-def test_a_stopped_training_has_the_accuracy_of_its_look(look, mean):
-    values = grid.stopped_values(look, [BASE])
+@pytest.mark.parametrize(
+    ("share", "mean"), [(0.1, 0.1), (0.25, 0.1), (0.75, 0.3), (0.99, 0.3), (1.0, 0.625)]
+)
+def test_a_stopped_training_has_the_accuracy_of_the_look_before(share, mean):
+    values = grid.stopped_values(share, [BASE])
     assert values["accuracy"]["mean"] == pytest.approx(mean) and values["accuracy"]["n"] == 2
     assert values["evaluated"]["mean"] == 1000 and values["searched"]["mean"] == 1
 

@@ -29,7 +29,7 @@ class Game:
 
     Parameters
     ----------
-    at_round : after how many iterations of the private baseline, at its learning rate
+    at_round : after how many iterations of the private baseline with the paper's C = 4 and σ = 6
     batches : drawn there, S of each is read
     games : releases that have to be told apart
     """
@@ -106,13 +106,12 @@ def measure_game(point: Game, device: torch.device) -> Result:
     worst = int((largest / without).argmax())
     example = Clip(point.clip_norm)(gradients([int(who[worst])]), leading=2)
     shift = torch.cat([g.flatten() for g in example.values()]) / point.batch_size
-    unit = point.noise_scale / point.batch_size
-    stds = float(unit * largest[worst]), float(unit * without[worst])
+    stds = [float(point.noise_scale * s[worst]) / point.batch_size for s in (largest, without)]
     return {
         "largest": largest,
         "without": without,
         "unclipped": unclipped,
-        "hits": play(shift, *stds, point.games, point.seed),
+        "hits": play(shift, stds[0], stds[1], point.games, point.seed),
         "dimension": np.array([shift.numel()]),
     }
 

@@ -15,7 +15,7 @@ from fl_privacy_lib.accounting.conventions import DELTA, ITERATIONS
 from fl_privacy_lib.accounting.recompute import recompute
 from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, game_values
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
-from fl_privacy_lib.chapters.dynamic_parameters.training import DYNAMIC, LOOKS, POLICIES, Central
+from fl_privacy_lib.chapters.dynamic_parameters.training import DYNAMIC, POLICIES, Central
 from fl_privacy_lib.reproduction.experiment import Result, Row
 from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, row_of
 from fl_privacy_lib.reproduction.published import load_published
@@ -26,7 +26,7 @@ CLIPS = (1.0, 2.0, 8.0, 16.0, 32.0)  # of Table IV, beside the default 4
 SENSITIVITIES = ("dp_baseline", "dp_dyns_cdecay", "dp_dyns_l2max", "dp_dyns")
 NOISES = tuple(name for name in DYNAMIC if name not in SENSITIVITIES)
 """The methods with a decaying σ_t, in Table VIII's order."""
-PAPER = "dynamic_parameters"
+PAPER, CURVE = "dynamic_parameters", 20  # places of a recorded curve
 
 Arm = tuple[str, dict[str, Any]]
 """A method, and settings of `Central` that differ from the paper's."""
@@ -49,10 +49,9 @@ def cell(settings: DynamicParameters, dataset: str, arm: Arm) -> Cell:
     of their own. Every other cell tries three rates around the baseline's: a clipped step is as
     long as C.
     """
-    method, _ = arm
     point, middle = (training(settings, dataset, m, **c)
                      for m, c in (arm, ("dp_baseline", {})))  # fmt: skip
-    keys = {"clip": "all" if method == "non_private" else f"{point.clip_norm:g}"}
+    keys = {"clip": "all" if point.method == "non_private" else f"{point.clip_norm:g}"}
     if point == middle or point.setting != middle.setting:
         return Cell(point, keys)
     return Cell(point, keys, middle, middle.clip_norm / point.clip_norm)
@@ -129,9 +128,11 @@ def judged_values(result: Result, **values: Any) -> Values:
     return {name: numbers(value) for name, value in (values | shared).items()}
 
 
-def stopped_values(look: int, results: Sequence[Result]) -> Values:
-    """Return the accuracy of a training that stops at a look."""
-    return judged_values(results[0], accuracy=results[0]["curve"][:, look])
+def stopped_values(share: float, results: Sequence[Result]) -> Values:
+    """Return the accuracy at the last look before a training has run a share of its iterations."""
+    curve = results[0]["curve"]  # [seeds, looks]
+    looks = max(1, int(share * curve.shape[1] + 1e-9))
+    return judged_values(results[0], accuracy=curve[:, looks - 1])
 
 
 def stopped(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
@@ -146,7 +147,7 @@ def stopped(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
         ends = {k[1:]: i for k, i in stops().items() if k[0] == p.noise_scale_policy}
         for (accounting, budget), end in (ends or {("all", "all"): p.rounds}).items():
             stop = {"accounting": accounting, "target_epsilon": budget, "stopped_at": str(end)}
-            values = partial(stopped_values, int(end * LOOKS / ITERATIONS["mnist"]) - 1)
+            values = partial(stopped_values, min(1.0, end / ITERATIONS["mnist"]))
             found.append(Row(stop | row.key, (p,), values, p.seeds))
     return found
 
@@ -175,13 +176,13 @@ def reached(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
 
 
 def curves(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
-    """Return accuracy over iterations of the trainings with C = 4, at every fifth look."""
+    """Return accuracy over iterations of the trainings with C = 4, at twenty places."""
     names = ("dataset", "method", "noise_scale_policy", "schedule", "clip_norm", "rounds")
     return [
-        Row({"iteration": str((look + 1) * p.rounds // LOOKS)} | {n: getattr(p, n) for n in names},
-            (p,), partial(stopped_values, look), p.seeds)
+        Row({"iteration": str(i * p.rounds // CURVE)} | {n: getattr(p, n) for n in names},
+            (p,), partial(stopped_values, i / CURVE), p.seeds)
         for p in finished(settings, dataset, tried) if p.clip_norm == 4
-        for look in range(4, LOOKS, 5)
+        for i in range(1, CURVE + 1)
     ]  # fmt: skip
 
 

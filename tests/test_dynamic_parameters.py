@@ -1024,7 +1024,7 @@ def test_a_training_reaches_the_baselines_mean_at_its_first_look_there(curve, it
     assert values["iterations"]["std"] == pytest.approx(np.std(iterations, ddof=1))
     assert values["iterations_left"]["mean"] == 400 - np.mean(iterations)
     assert values["reached"]["mean"] == np.mean(reached) and values["reached"]["n"] == 2
-    assert (values["guess"]["mean"], values["evaluated"]["mean"]) == (0.1875, 1000)
+    assert "guess" not in values  # no accuracy to hold against it
 
 
 def test_the_baseline_itself_takes_until_one_of_its_seeds_is_at_its_mean():

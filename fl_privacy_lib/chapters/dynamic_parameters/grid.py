@@ -124,15 +124,15 @@ def stops() -> dict[tuple[str, ...], int]:
 
 def judged_values(result: Result, **values: Any) -> Values:
     """Return some of a training's values with what says whether it was a fair trial."""
-    shared = {"guess": result["guess"], "evaluated": result["evaluated"], "searched": [1]}
-    return {name: numbers(value) for name, value in (values | shared).items()}
+    beside = {n: result[n] for n in ("guess", "evaluated") if "accuracy" in values}
+    return {n: numbers(value) for n, value in (values | beside | {"searched": [1]}).items()}
 
 
 def stopped_values(share: float, results: Sequence[Result]) -> Values:
     """Return the accuracy at the last look before a training has run a share of its iterations."""
     curve = results[0]["curve"]  # [seeds, looks]
-    looks = max(1, int(share * curve.shape[1] + 1e-9))
-    return judged_values(results[0], accuracy=curve[:, looks - 1])
+    at = max(1, int(share * curve.shape[1] + 1e-9)) - 1
+    return judged_values(results[0], accuracy=curve[:, at])
 
 
 def stopped(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:

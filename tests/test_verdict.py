@@ -401,8 +401,9 @@ def test_a_page_s_badges_go_with_one_table(table, pages, tmp_path):
     ]
     assert judged[1] < judged[0] or not judged[0]  # all of it at less already, or another reading
     assert after["reduced"] > before["reduced"] or not judged[0]
-    assert judged[1] == 0 or table in adaptive_rows.SOURCES, (
-        "but for rows of Table 3's other records"
+    others = (*adaptive_rows.SOURCES, "dynamic_parameters/table_8")
+    assert judged[1] == 0 or table in others, (
+        "but for rows of Table 3's other records, and accuracies of Table VIII, which stand apart"
     )
 
 

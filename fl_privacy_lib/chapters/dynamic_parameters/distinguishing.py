@@ -99,7 +99,10 @@ def measure_game(point: Game, device: torch.device) -> Result:
     found = []
     for round in range(point.batches):
         (batch,) = arm.plan(point.seed + 1, point.batches).batches(0, len(y), round)
-        norms = torch.stack(list(layer_norms(gradients(batch), 2).values())).amax((0, 1))  # [B]
+        norms = torch.cat([  # a hundred at a time: all gradients together would fill the memory
+            torch.stack(list(layer_norms(gradients(part), 2).values())).amax((0, 1))
+            for part in np.array_split(batch, -(-len(batch) // 100) or 1)
+        ])  # [B]  # fmt: skip
         top = norms.clamp(max=point.clip_norm).topk(2)
         found.append((*top.values.tolist(), float(norms.max()), int(batch[int(top.indices[0])])))
     largest, without, unclipped, who = np.array(found).T  # [batches] each

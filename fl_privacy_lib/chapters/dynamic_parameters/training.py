@@ -28,7 +28,7 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.route import BatchNoise, PerExample
 from fl_privacy_lib.defenses.rules import LargestNorm
 from fl_privacy_lib.defenses.schedule import Scheduled
-from fl_privacy_lib.reproduction.experiments.training import Training
+from fl_privacy_lib.reproduction.experiments.training import MANY, Training
 from fl_privacy_lib.sampling import Plan
 
 DYNAMIC = {
@@ -150,4 +150,4 @@ class Central(Training):
 
     def looks(self) -> tuple[int, int | None]:
         """Return how often a training is looked at: if it is judged, so often that it can stop."""
-        return super().looks() if self.held_out or self.rounds < 1000 else (LOOKS, None)
+        return super().looks() if self.held_out or self.rounds < MANY else (LOOKS, None)

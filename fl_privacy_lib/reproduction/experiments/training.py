@@ -59,8 +59,9 @@ METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, "median_clip", "dssgd")
 DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
 FOLDS = 10  # a tenth is held out for a search; of small data a fifth
 SMALL, SMALL_FOLDS = 5000, 5
-WATCHED, CHECKS = 1000, 20
-SHORT = 1000  # rounds; a longer training has short ones, and keeps its state at every look
+WATCHED = 1000  # validation examples along the way; the last accuracy is measured on all
+CHECKS = 20  # times that a training is looked at
+MANY = 1000  # rounds from which on they are short, and the state is kept at every look only
 ENGINE = "auto"
 """What trains, live and recorded.
 
@@ -311,7 +312,7 @@ def train(
             start.model, start.train, start.partition, plan, defense, engine=engine,
             evaluation=looked, evaluate_every=every,
             on_round=partial(_after_round, checkpoint, started),
-            checkpoint=checkpoint, save_every=every if plan.rounds >= SHORT else 1,
+            checkpoint=checkpoint, save_every=every if plan.rounds >= MANY else 1,
             resume=not point.watched,
         ).engine  # fmt: skip
     last, history = read_checkpoint(checkpoint)

@@ -125,7 +125,7 @@ def test_types_0_and_1_are_two_names_of_one_attack(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
     monkeypatch.setattr(run, "load_cached", lambda name: None)  # no file of MNIST is needed
-    monkeypatch.setattr(run.leakage, "measure", lambda c, *_: calls.append(c) or made_up(c))
+    monkeypatch.setattr(run, "measure", lambda c, *_: calls.append(c) or made_up(c))
     results = run.EXPERIMENT.finish([one, zero], workers=1)
     assert [c.threat_type for c, _ in results] == ["type_1", "type_0"] and len(calls) == 1
 

@@ -190,7 +190,7 @@ def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: 
     return panels({"": series}, xlabel, ylabel, **axes_settings)
 
 
-def _styles(groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def line_styles(groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return name → colour, marker and line, the same in every group."""
     names = dict.fromkeys(name for series in groups.values() for name in series)
     if len(names) > len(SERIES):
@@ -219,7 +219,7 @@ def panels(
     reference : name and height of a horizontal line in every panel, or title → height, None for a
         panel without one
     """
-    style = _styles(groups)
+    style = line_styles(groups)
     name_of_line, height = reference or ("", {})
     heights = {t: h for t in groups if (
         h := height.get(t) if isinstance(height, Mapping) else height) is not None}  # fmt: skip
@@ -260,48 +260,6 @@ def _plain_ticks(axes: Axes, values: set[float]) -> None:
     if 1 < len(values) <= 8 and len("".join(labels)) <= 28:  # longer ones would overlap
         axes.set_xticks(sorted(values), labels)
         axes.xaxis.set_minor_locator(NullLocator())
-
-
-Banded = tuple[float, float, float, float]
-"""A point of a curve with a band: x, y, and the band from below to above."""
-
-
-def banded_curves(
-    groups: dict[str, dict[str, Sequence[Banded]]],
-    xlabel: str,
-    marks: dict[str, float] | None = None,
-    **axes_settings: Any,
-) -> Figure:
-    """Draw curves with their bands, a panel for each quantity above one axis.
-
-    Parameters
-    ----------
-    groups : quantity → name → points in the order of x; a name looks the same in every panel
-    marks : name → x of a vertical line
-    """
-    style = _styles(groups)
-    figure, grid = plt.subplots(
-        len(groups), 1, figsize=(5.0, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
-    )
-    for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
-        for name, points in series.items():
-            x, y, low, high = zip(*points, strict=True)
-            axes.plot(x, y, label=name, ms=5, **style[name])
-            axes.fill_between(x, low, high, color=style[name]["color"], alpha=0.15, lw=0)
-            axes.vlines(x, low, high, color=style[name]["color"], lw=1, alpha=0.6)
-        for mark in (marks or {}).values():
-            axes.axvline(mark, color=QUIET, lw=1, zorder=0)
-        axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
-        axes.grid(color="#e4e7eb")
-    for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
-        grid[0, 0].annotate(
-            name, (mark, 1.0), (0, 3 + 11 * (i % 2)), grid[0, 0].get_xaxis_transform(),
-            "offset points", fontsize=9, color=QUIET, ha="center")  # fmt: skip
-    grid[-1, 0].set_xlabel(xlabel)
-    if len(style) > 1:
-        figure.legend(handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],
-                      loc="outside upper center", ncols=2)  # fmt: skip
-    return figure
 
 
 def value_chart(

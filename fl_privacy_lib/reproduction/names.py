@@ -44,6 +44,7 @@ NAMES = {
     "fed_alpha_cdp_sigma_exponential": "Fed-αCDP, exponential σ",
     "fed_alpha_cdp_sigma_cyclic": "Fed-αCDP, cyclic σ",
     "dp_baseline": "DP baseline",
+    "dp_flat": "DP, whole gradient clipped",
     "dp_dyns_cdecay": "DP-dynS, decaying C",
     "dp_dyns_l2max": "DP-dynS, ℓ2-max",
     "dp_dyns": "DP-dynS",

@@ -1,15 +1,15 @@
 """Published and adaptive attackers against transformations, noise and clipping (chapter 02).
 
-`LearnedCell` is a cell of the learned attacker, `ThreatCell` one of the rest of Fed-αCDP's Table 3.
+`LearnedCell` is a cell of the learned attacker.
 `recorded_grid` lists the cells of every recorded table.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fl_privacy_lib.attacks.learned import LearnedAttack
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
-from fl_privacy_lib.reproduction.experiments.cells import Cell
+from fl_privacy_lib.reproduction.experiments.cells import Cell, ThreatCell
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 
 
@@ -29,24 +29,6 @@ class LearnedCell(Cell):
         """Return the attacker's settings."""
         names = ("public_images", "projection", "views", "hidden", "epochs")
         return LearnedAttack(seed=seed, **{name: getattr(self, name) for name in names})
-
-
-@dataclass(frozen=True)
-class ThreatCell(Cell):
-    """A cell that may read updates, attacked as the cells of chapter 01.
-
-    Parameters
-    ----------
-    tap, batch_size : where the adversary reads, and B
-    threat_type : the paper's name for it. The defences here do nothing behind the update, so types
-        0 and 1 read the same values; such cells are equal, and attacked once.
-    """
-
-    tap: str = "example"
-    batch_size: int = 1
-    local_iterations: int = 1
-    local_lr: float = 0.05
-    threat_type: str = field(default="type_2", compare=False)
 
 
 DATASETS = ("mnist", "cifar10", "lfw")

@@ -1,14 +1,18 @@
 """Reading the records of chapter 02: curves over one setting, and Fed-αCDP's Table 3."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
 from fl_privacy_lib.reproduction.comparison import cells, measured, select
 from fl_privacy_lib.reproduction.experiments.scoring import summary
-from fl_privacy_lib.reproduction.figures import Banded, named
+from fl_privacy_lib.reproduction.figures import QUIET, line_styles, named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.tables import RESILIENCE, Row, Table, beside, number, rate
@@ -23,6 +27,8 @@ FROM_TABLE_VII = {
     "fed_sdp_server": "fed_sdp",
 }
 """Defence → Table 3's method, where Fed-CDP's Table VII has the same cell."""
+Banded = tuple[float, float, float, float]
+"""A point of a curve with a band: x, y, and the band from below to above."""
 DYNAMIC_MSE = 0.7  # below which the paper on dynamic parameters counts a success
 
 
@@ -171,3 +177,41 @@ def thresholds(grey: float, mean: float) -> Table:
     columns = ["who", "an attack succeeds if", f"a grey image would (MSE {number(grey)})",
                f"the class mean would (MSE {number(mean)})"]  # fmt: skip
     return Table(columns, rows)
+
+
+def banded_curves(
+    groups: dict[str, dict[str, Sequence[Banded]]],
+    xlabel: str,
+    marks: dict[str, float] | None = None,
+    **axes_settings: Any,
+) -> Figure:
+    """Draw curves with their bands, a panel for each quantity above one axis.
+
+    Parameters
+    ----------
+    groups : quantity → name → points in the order of x; a name looks the same in every panel
+    marks : name → x of a vertical line
+    """
+    style = line_styles(groups)
+    figure, grid = plt.subplots(
+        len(groups), 1, figsize=(5.0, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
+    )
+    for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
+        for name, points in series.items():
+            x, y, low, high = zip(*points, strict=True)
+            axes.plot(x, y, label=name, ms=5, **style[name])
+            axes.fill_between(x, low, high, color=style[name]["color"], alpha=0.15, lw=0)
+            axes.vlines(x, low, high, color=style[name]["color"], lw=1, alpha=0.6)
+        for mark in (marks or {}).values():
+            axes.axvline(mark, color=QUIET, lw=1, zorder=0)
+        axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
+        axes.grid(color="#e4e7eb")
+    for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
+        grid[0, 0].annotate(
+            name, (mark, 1.0), (0, 3 + 11 * (i % 2)), grid[0, 0].get_xaxis_transform(),
+            "offset points", fontsize=9, color=QUIET, ha="center")  # fmt: skip
+    grid[-1, 0].set_xlabel(xlabel)
+    if len(style) > 1:
+        figure.legend(handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],
+                      loc="outside upper center", ncols=2)  # fmt: skip
+    return figure

@@ -12,17 +12,14 @@ from fl_privacy_lib.attacks.labels import infer_labels
 from fl_privacy_lib.attacks.learned import LearnedInverter, train
 from fl_privacy_lib.chapters.adaptive_attacks.grid import (
     LearnedCell,
-    ThreatCell,
     record_key,
     recorded_grid,
 )
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
 from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.reproduction.experiment import Result
-from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.cells import (
     Cell,
-    attack_of,
     clients_data,
     measure,
     scene,
@@ -51,8 +48,6 @@ class AdaptiveAttacksExperiment(LeakageExperiment):
         data = load_cached(point.dataset)
         if isinstance(point, LearnedCell):
             return _measure_learned(point, data, device)
-        if isinstance(point, ThreatCell):
-            return leakage.measure(point, data, device, self.snapshots, leakage.scene, attack_of)
         return measure(point, data, device, self.snapshots)
 
 

@@ -4,15 +4,14 @@ Two batches differ in one example, the one with the largest clipped norm. Who is
 of either, and knows all other examples, guesses which of the two it was.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 
 from fl_privacy_lib.accounting.composition import step_epsilon
+from fl_privacy_lib.audit.distinguishing import allowed_advantage, level_advantage, play
 from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms
 from fl_privacy_lib.federated import example_gradients, simulate
@@ -46,30 +45,6 @@ class Game:
     seed: int = 0
 
 
-def level_advantage(ratio: float, dimension: int) -> float:
-    """Return the best advantage of who sees noise of one of two levels, and nothing else.
-
-    Parameters
-    ----------
-    ratio : r ≥ 1, the larger standard deviation over the smaller
-    dimension : d, coordinates of the noise
-
-    Notes
-    -----
-    The noise's squared length over σ² is χ²_d or r² χ²_d. The two densities are equal where that is
-    d ln(r²) / (1 − 1/r²), so the advantage is the difference of the distributions there.
-
-    Examples
-    --------
-    >>> [round(level_advantage(r, 34_720), 3) for r in (1.0, 1.005, 1.02)]
-    [0.0, 0.489, 0.991]
-    """
-    if ratio == 1:
-        return 0.0
-    edge = dimension * math.log(ratio**2) / (1 - ratio**-2)
-    return float(stats.chi2.cdf(edge, dimension) - stats.chi2.cdf(edge / ratio**2, dimension))
-
-
 def measure_game(point: Game, device: torch.device) -> Result:
     """Return S of every batch, and how the game went.
 
@@ -93,8 +68,7 @@ def measure_game(point: Game, device: torch.device) -> Result:
     one = {name: w[None] for name, w in weights.items()}
 
     def gradients(index: Any) -> Gradient:
-        chosen = torch.as_tensor(index, device=device)
-        return example_gradients(start.model, one, x[chosen][None], y[chosen][None])
+        return example_gradients(start.model, one, x[index][None], y[index][None])
 
     found = []
     for round in range(point.batches):
@@ -119,29 +93,10 @@ def measure_game(point: Game, device: torch.device) -> Result:
     }
 
 
-def play(shift: torch.Tensor, with_it: float, without: float, games: int, seed: int) -> np.ndarray:
-    """Return whether each release was told right, [games]; the first half hold the example.
-
-    Parameters
-    ----------
-    shift : [d], what the example adds to the batch mean
-    with_it, without : the noise's standard deviation with the example and without it
-    """
-    generator, hits = torch.Generator(shift.device).manual_seed(seed), []
-    for holds in np.arange(games) < games // 2:
-        noise = torch.randn(len(shift), generator=generator, device=shift.device)
-        release = noise * with_it + shift if holds else noise * without
-        # twice the log-likelihoods, but for a common constant
-        here = -((release - shift) / with_it).square().sum() - 2 * len(shift) * math.log(with_it)
-        away = -(release / without).square().sum() - 2 * len(shift) * math.log(without)
-        hits.append(bool(here > away) == holds)
-    return np.array(hits)
-
-
 def game_values(point: Game, delta: float, result: Result) -> Values:
     """Return how often S is the bound, how much it falls, and the game's advantage.
 
-    The claimed one is the most that a step's (ε, δ) allows: (e^ε − 1 + 2δ)/(e^ε + 1).
+    The claimed one is the most that a step's (ε, δ) allows.
     """
     hits, ratio = result["hits"], result["largest"] / result["without"]
     epsilon = float(step_epsilon(np.array([point.noise_scale]), delta)[0])
@@ -154,6 +109,6 @@ def game_values(point: Game, delta: float, result: Result) -> Values:
         "advantage": [2 * hits.mean() - 1],
         "sure_advantage": [2 * wilson_interval(hits.sum(), len(hits))[0] - 1],
         "level_advantage": [level_advantage(float(ratio.max()), int(result["dimension"][0]))],
-        "claimed_advantage": [(math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)],
+        "claimed_advantage": [allowed_advantage(epsilon, delta)],
     }
     return {name: numbers(value) for name, value in values.items()}

@@ -4,7 +4,7 @@ Nothing is computed here. Every setting below was written down before the first 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -17,16 +17,24 @@ from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, game
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import DYNAMIC, POLICIES, Central
 from fl_privacy_lib.reproduction.experiment import Result, Row
-from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, row_of
+from fl_privacy_lib.reproduction.experiments.cells import ThreatCell
+from fl_privacy_lib.reproduction.experiments.scoring import summary
+from fl_privacy_lib.reproduction.experiments.searching import (
+    Cell,
+    Tried,
+    judged,
+    row_of,
+    searches,
+    training_row,
+)
+from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import Values, numbers
 
 BATCHES = {"mnist": 600, "fashion_mnist": 600, "cifar10": 500, "lfw": 22}
-CLIPS = (1.0, 2.0, 8.0, 16.0, 32.0)  # of Table IV, beside the default 4
 SENSITIVITIES = ("dp_baseline", "dp_dyns_cdecay", "dp_dyns_l2max", "dp_dyns")
-NOISES = tuple(name for name in DYNAMIC if name not in SENSITIVITIES)
-"""The methods with a decaying σ_t, in Table VIII's order."""
 PAPER, CURVE = "dynamic_parameters", 20  # places of a recorded curve
+THRESHOLD = 0.7  # of the mean squared error, below which the paper counts an image as recovered
 
 Arm = tuple[str, dict[str, Any]]
 """A method, and settings of `Central` that differ from the paper's."""
@@ -63,53 +71,58 @@ def arms(methods: Sequence[str], **changes: Sequence[Any]) -> list[Arm]:
             for values in product(*changes.values()) for m in methods]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Column:
-    """A part of the recording: a table, its data sets and its arms."""
-
-    table: str
-    datasets: tuple[str, ...]
-    arms: list[Arm]
-
-    def rows(
-        self, kind: Any, settings: DynamicParameters, dataset: str, tried: Tried
-    ) -> list[Row]:
-        """Return the rows of one kind, `searches` or `judged`, of a data set."""
-        return kind([cell(settings, dataset, arm) for arm in self.arms], tried)
+def rows_of(
+    kind: Any, some: list[Arm], settings: DynamicParameters, dataset: str, tried: Tried
+) -> list[Row]:
+    """Return the rows of one kind, `searches` or `judged`, of some arms on a data set."""
+    return list(kind([cell(settings, dataset, arm) for arm in some], tried))
 
 
 FIRST = arms(("non_private", *SENSITIVITIES))
-EVERY_CLIP = FIRST + arms(SENSITIVITIES, clip_norm=CLIPS)
+OTHER_CLIPS = arms(SENSITIVITIES, clip_norm=(1.0, 2.0, 8.0, 16.0, 32.0))  # beside the default 4
 READINGS: list[Arm] = [
     ("dp_baseline", {"setting": "sqrt_batch"}),
     ("dp_dyns_l2max", {"setting": "code"}),
     ("dp_dyns_l2max", {"setting": "code", "clip_norm": 32.0}),
     ("dp_baseline", {"setting": "none"}),
 ]
+FITTED = (1.0, 1 / 3)  # C_0 and C_T, the best of `fit`; a test holds the record to it
+COUNTED = (6.0**-2 - (BATCHES["mnist"] / 20) ** -2) ** -0.5
+"""σ beside quantile clipping's noisy counts, of standard deviation B/20: σ⁻² + (B/20)⁻² = 6⁻²."""
+REPAIRS: list[Arm] = [
+    ("dp_flat", {"noise_scale": 6.0 / 3**0.5}),
+    ("dp_dyns_cdecay", {"clip_norm": FITTED[0], "clip_end": FITTED[1]}),
+    ("quantile_clip", {"noise_scale": COUNTED}),
+]
+"""Methods at the ε that is proved of the baseline: its three tensors have σ/√3 as multiplier."""
 COLUMNS = {
-    "table_4": Column("table_4", ("mnist",), FIRST),
-    "table_8": Column("noise_scales", ("mnist",),
+    "table_4": ("table_4", ("mnist",), FIRST),
+    "table_8": ("noise_scales", ("mnist",),
                       arms(("dp_dynsigma",), noise_scale_policy=tuple(POLICIES))),
-    "table_4_clips": Column("table_4", ("mnist",), EVERY_CLIP[len(FIRST) :]),
-    "readings": Column("table_4", ("mnist",), READINGS),
-    "table_8_rest": Column("noise_scales", ("mnist",),
-                           arms(NOISES[1:], noise_scale_policy=tuple(POLICIES))),
-    "printed": Column("noise_scales", ("mnist",), arms(
+    "repairs": ("repairs", ("mnist",), REPAIRS),
+    "table_4_clips": ("table_4", ("mnist",), OTHER_CLIPS),
+    "readings": ("table_4", ("mnist",), READINGS),
+    "table_8_rest": ("noise_scales", ("mnist",),
+                           arms(
+        ("dp_dyns_cdecay_sigma", "dp_dyns_l2max_sigma", "dp_dyns_sigma"),
+        noise_scale_policy=tuple(POLICIES))),
+    "printed": ("noise_scales", ("mnist",), arms(
         ("dp_dynsigma",), noise_scale_policy=tuple(POLICIES), schedule=("printed",))),
-    "table_4_lfw": Column("table_4", ("lfw",), EVERY_CLIP),
-    "table_4_fashion": Column("table_4", ("fashion_mnist",), EVERY_CLIP),
-    "table_4_cifar10": Column("table_4", ("cifar10",), FIRST),
-    "table_7": Column("variances", ("mnist",), arms(
+    "table_4_lfw": ("table_4", ("lfw",), FIRST + OTHER_CLIPS),
+    "table_4_fashion": ("table_4", ("fashion_mnist",), FIRST + OTHER_CLIPS),
+    "table_4_cifar10": ("table_4", ("cifar10",), FIRST),
+    "table_7": ("variances", ("mnist",), arms(
         ("dp_dyns_cdecay",), clip_norm=(4.0, 8.0), variance=("fixed",))),
-    "table_11": Column("table_4", ("mnist",), arms(("quantile_clip",))),
+    "table_11": ("table_4", ("mnist",), arms(("quantile_clip",))),
 }  # fmt: skip
-"""Part → its table, data sets and arms, in the order in which they are recorded."""
+"""Part → its table, data sets and arms, each with a search before it."""
 
 
 def finished(settings: DynamicParameters, dataset: str, tried: Tried) -> dict[Central, Row]:
     """Return the judged rows of Tables IV and VIII in the reading that judges, by training."""
-    parts = [c for c in COLUMNS.values() if c.table != "variances" and dataset in c.datasets]
-    rows = [row for c in parts for row in c.rows(judged, settings, dataset, tried)]
+    every = [arm for table, datasets, some in COLUMNS.values() for arm in some
+             if table in ("table_4", "noise_scales") and dataset in datasets]  # fmt: skip
+    rows = rows_of(judged, every, settings, dataset, tried)
     return {r.points[0]: r for r in rows if r.points[0].setting in ("batch", "not_applicable")}
 
 
@@ -191,3 +204,71 @@ def distinguishing(settings: DynamicParameters, dataset: str, tried: Tried) -> l
     points = [Game(dataset, at_round=t, clip_norm=c, batches=settings.batches, games=settings.games)
               for t in (0, 10, 100, 1000) for c in (4.0, 32.0)]  # fmt: skip
     return [row_of(p, partial(game_values, p, DELTA)) for p in points]
+
+
+def fit(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
+    """Return short trainings under several schedules of C, on data that count as public."""
+    return [
+        training_row(training(
+            settings, dataset, "dp_dyns_cdecay", clip_norm=c, clip_end=c / ratio, rounds=1000,
+            local_lr=rate / c, held_out=True, seeds=1,
+        ))
+        for c, ratio, rate in product((0.25, 1.0, 4.0), (1.0, 3.0, 10.0), (0.158114, 0.5, 1.58114))
+    ]  # fmt: skip
+
+
+ATTACKED = {
+    "non_private": ("non_private", 0.0), "dp_baseline": ("fed_cdp_batch", 6.0),
+    "quantile_clip": ("fed_cdp_batch", 6.0), "adaclip": ("adaclip", 6.0),
+    "dp_dyns_sigma": ("fed_alpha_cdp_batch", 15.0),
+}  # fmt: skip
+"""Table III's method → the defence of its first iteration, and σ.
+
+A quantile that starts at C is C there, so quantile clipping is the baseline.
+"""
+
+
+def table_3(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
+    """Return Table III: first iterations at three places, for a naive and an adaptive attacker.
+
+    The places are a clipped example, the same with the noise that is meant for the mean of B
+    examples, and the noisy mean of a few. Eight victims on each of four networks.
+    """
+    few, rows = setup_of(dataset).batch_size, []
+    places = {"example": ("example", 1, 1), "noised_example": ("batch", 1, BATCHES[dataset]),
+              "batch": ("batch", few, few)}  # fmt: skip
+    for place, method, arm in product(places, ATTACKED, ("naive", "clip_aware")):
+        (tap, size, divisor), (name, scale) = places[place], ATTACKED[method]
+        if name != "fed_alpha_cdp_batch":  # whose noise is not divided by the size of the batch
+            scale *= size
+        cell = ThreatCell(dataset, name, arm=arm, tap=tap, batch_size=size,
+                          noise_scale=scale / divisor, victims=8, seeds=4)  # fmt: skip
+        if arm == "naive" or method != "non_private":
+            key = {"place": place} | asdict(cell) | {"method": method, "defense": name}
+            rows.append(Row(key, (cell,), attack_values, cell.seeds))
+    return rows
+
+
+def attack_values(results: Sequence[Result]) -> Values:
+    """Return what is recorded of attacks, and the share that the paper's threshold counts."""
+    return dict(summary(results[0], 4)) | {
+        f"{name}_below_threshold": numbers(results[0][name] < THRESHOLD)
+        for name in ("mse", "grey_mse")
+    }
+
+
+PARTS: dict[str, Any] = {
+    name: part
+    for column, (table, datasets, some) in COLUMNS.items()
+    for name, *part in (
+        (f"search_{column}", "search", datasets, partial(rows_of, searches, some)),
+        (column, table, datasets, partial(rows_of, judged, some)),
+    )
+} | {
+    make.__name__: [make.__name__, datasets, make]
+    for make, datasets in (
+        (distinguishing, ("mnist",)), (fit, ("fashion_mnist",)), (table_3, tuple(BATCHES)),
+        (stopped, ("mnist",)), (reached, ("mnist",)), (curves, ("mnist",)),
+    )
+}  # fmt: skip
+"""Part → its table, its data sets, and what makes a data set's rows, in the order of recording."""

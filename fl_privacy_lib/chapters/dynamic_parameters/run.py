@@ -7,16 +7,23 @@ from typing import Any
 
 import torch
 
-from fl_privacy_lib.chapters.dynamic_parameters import grid
 from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, measure_game
-from fl_privacy_lib.chapters.dynamic_parameters.grid import COLUMNS, PAPER
+from fl_privacy_lib.chapters.dynamic_parameters.grid import PAPER, PARTS
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
-from fl_privacy_lib.reproduction.experiments import training
-from fl_privacy_lib.reproduction.experiments.searching import judged, searches, tried_in
+from fl_privacy_lib.reproduction.experiments import cells, training
+from fl_privacy_lib.reproduction.experiments.cells import ThreatCell
+from fl_privacy_lib.reproduction.experiments.searching import tried_in
+from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.paths import point_cache
 from fl_privacy_lib.reproduction.records import read_record
+
+SHOWN = {
+    "dataset": "", "method": "", "arm": "", "noise_scale_policy": "", "batch_size": "B=",
+    "clip_norm": "C=", "noise_scale": "σ=", "at_round": "after ", "rounds": "T=", "local_lr": "η=",
+}  # fmt: skip
+"""Setting → what stands before it in a line of progress."""
 
 
 @dataclass(frozen=True)
@@ -27,37 +34,30 @@ class DynamicParametersExperiment(Experiment):
 
     def parts(self, settings: DynamicParameters, folder: Path) -> list[Part]:
         """Return every search and table; what is read off the trainings costs nothing more."""
-        searched = folder / PAPER / "search.csv"
 
-        def collect(make: Any, datasets: tuple[str, ...]) -> list[Row]:
+        def rows(make: Any, datasets: tuple[str, ...]) -> list[Row]:
+            searched = folder / PAPER / "search.csv"
             tried = tried_in(read_record(searched), Central) if searched.exists() else {}
             return [row for d in datasets for row in make(settings, d, tried)]
 
-        parts = []
-        for name, column in COLUMNS.items():
-            for table, part, rows in (("search", f"search_{name}", searches),
-                                      (column.table, name, judged)):  # fmt: skip
-                make = partial(collect, partial(column.rows, rows))
-                parts.append(Part(f"{PAPER}/{table}", make, column.datasets, part, long=True))
-        for read in (grid.distinguishing, grid.stopped, grid.reached, grid.curves):
-            name, long = read.__name__, read is not grid.distinguishing
-            parts.append(Part(f"{PAPER}/{name}", partial(collect, read), ("mnist",), name, long))
-        return parts
+        return [
+            Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, name != "distinguishing")
+            for name, (table, datasets, make) in PARTS.items()
+        ]
 
     def run(self, point: Any, device: torch.device) -> Result:
-        """Train a point with all its seeds, or play a game."""
+        """Train a point with all its seeds, attack it, or play a game."""
         if isinstance(point, Game):
             return measure_game(point, device)
+        if isinstance(point, ThreatCell):
+            return cells.measure(point, load_cached(point.dataset), device)
         return training.measure(point, device, point_cache(self.chapter) / "under_way")
 
     def words(self, point: Any, result: Result) -> str:
-        """Return the setting, and the accuracy or the share of releases told right."""
-        if isinstance(point, Game):
-            return f"game after {point.at_round}: {result['hits'].mean():.2f} told right"
-        return (
-            f"{point.dataset} {point.method} {point.noise_scale_policy} C={point.clip_norm:g} "
-            f"T={point.rounds} η={point.local_lr:g}: accuracy {result['accuracy'].mean():.3f}"
-        )
+        """Return the setting, and the accuracy or the share that was told right or recovered."""
+        found = next(name for name in ("accuracy", "hits", "success") if name in result)
+        shown = [f"{sign}{vars(point)[n]}" for n, sign in SHOWN.items() if n in vars(point)]
+        return f"{' '.join(shown)}: {found} {result[found].mean():.3f}"
 
 
 EXPERIMENT = DynamicParametersExperiment()

@@ -42,7 +42,7 @@ DYNAMIC = {
     "dp_dyns_sigma": (True, True),
 }
 """Method → whether its bound decays, and whether S is the largest norm: the paper's Table I."""
-METHODS = ("non_private", *DYNAMIC, "quantile_clip", "adaclip")
+METHODS = ("non_private", *DYNAMIC, "dp_flat", "quantile_clip", "adaclip")
 READINGS = ("batch", "sqrt_batch", "none", "code", "not_applicable")
 """What divides σS on the batch mean, B, √B or nothing; the paper's formula is lost.
 
@@ -95,7 +95,7 @@ class Central(Training):
     @property
     def bound(self) -> Scheduled:
         """C, or C_t where it decays: linearly, to a third unless `clip_end` says where."""
-        if not DYNAMIC.get(self.method, (False,))[0]:
+        if not DYNAMIC.get(self.method, (False, False))[0]:
             return self.clip_norm
         return Schedule(self.clip_norm, self.clip_end or self.clip_norm / DECAY, self.rounds)
 
@@ -121,11 +121,12 @@ class Central(Training):
             )  # fmt: skip
         if self.method == "adaclip":
             return adaclip(clip_norm=self.clip_norm, noise_scale=self.noise_scale, scope="layer")
-        clip, divide_by = Clip(self.bound), "batch" if self.setting == "code" else self.setting
+        clip = Clip(self.bound, "all" if self.method == "dp_flat" else "layer")
+        divide_by = "batch" if self.setting == "code" else self.setting
         level: Clip | LargestNorm = clip
         if self.variance == "fixed":
             level = Clip(self.clip_norm)
-        elif DYNAMIC[self.method][1]:
+        elif DYNAMIC.get(self.method, (False, False))[1]:
             level = LargestNorm(clip, "mean" if self.setting == "code" else "max")
         return Defense(self.method, PerExample(clip), BatchNoise(level, self.sigma, divide_by))
 

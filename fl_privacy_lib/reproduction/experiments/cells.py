@@ -1,6 +1,6 @@
-"""One image a client, attacked under one defence: the cells that chapters 01 and 02 share."""
+"""Images attacked under one defence: the cells that the chapters on attacks share (01, 02, 06)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,24 @@ class Cell:
         return build_defense(self.method, level=self.level, at="per_example", **settings)
 
 
+@dataclass(frozen=True)
+class ThreatCell(Cell):
+    """A cell that may read updates and batches, attacked as the cells of chapter 01.
+
+    Parameters
+    ----------
+    tap, batch_size : where the adversary reads, and B
+    threat_type : the papers' name for it. The defences here do nothing behind the update, so types
+        0 and 1 read the same values; such cells are equal, and attacked once.
+    """
+
+    tap: str = "example"
+    batch_size: int = 1
+    local_iterations: int = 1
+    local_lr: float = 0.05
+    threat_type: str = field(default="type_2", compare=False)
+
+
 def clients_data(cell: Cell, data: Dataset, seed: int) -> list[np.ndarray]:
     """Return the positions of every attacked client's training examples."""
     rng = np.random.default_rng([seed, 1])
@@ -129,4 +147,7 @@ def measure(
     cell: Cell, data: Dataset, device: torch.device, snapshots: tuple[int, ...] = ()
 ) -> dict[str, np.ndarray]:
     """Attack all victims of all seeds of a cell and score them; see `leakage.measure`."""
-    return leakage.measure(cell, data, device, snapshots, scene, attack_of)
+    return leakage.measure(
+        cell, data, device, snapshots, leakage.scene if isinstance(cell, ThreatCell) else scene,
+        attack_of,
+    )  # fmt: skip

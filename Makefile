@@ -50,7 +50,7 @@ record: setup ## record a chapter's grid into results/measured: NB=01 [PROFILE=f
 	@$(RUN) record $(NB) --profile $(if $(filter command line,$(origin PROFILE)),$(PROFILE),full) $(P)
 
 test: setup ## run the tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/mypy

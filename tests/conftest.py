@@ -19,6 +19,11 @@ from fl_privacy_lib.reproduction import book
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Put the longest module first: of two processes, the other has all the rest meanwhile."""
+    items.sort(key=lambda item: item.path.name != "test_site.py")
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Return the folder of real data sets, or skip (in CI with a data folder named: fail)."""

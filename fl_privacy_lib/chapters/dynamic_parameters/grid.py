@@ -234,8 +234,8 @@ def table_3(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
     The places are a clipped example, the same with the noise that is meant for the mean of B
     examples, and the noisy mean of a few. Eight victims on each of four networks.
     """
-    few, rows = setup_of(dataset).batch_size, []
-    places = {"example": ("example", 1, 1), "noised_example": ("batch", 1, BATCHES[dataset]),
+    few, large, rows = setup_of(dataset).batch_size, BATCHES.get(dataset, 100), []
+    places = {"example": ("example", 1, 1), "noised_example": ("batch", 1, large),
               "batch": ("batch", few, few)}  # fmt: skip
     for place, method, arm in product(places, ATTACKED, ("naive", "clip_aware")):
         (tap, size, divisor), (name, scale) = places[place], ATTACKED[method]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
-from site_scenes import pages_of
+from site_scenes import noting_tab, pages_of
 
 from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.data import load
@@ -104,28 +104,5 @@ def address(site):
 
 @pytest.fixture
 def page(browser, address):
-    """Return a page that notes every console error, failed request and request to another host."""
-    context = browser.new_context()
-    tab = context.new_page()
-    tab.troubles = []
-    tab.on(
-        "console", lambda m: tab.troubles.append(m.text) if m.type in ("error", "warning") else None
-    )
-    tab.on("pageerror", lambda e: tab.troubles.append(str(e)))
-
-    def note_failure(request):
-        # the next page may cut off an icon; that it is there is checked beside every page
-        if not (request.url.endswith("favicon.svg") and request.failure == "net::ERR_ABORTED"):
-            tab.troubles.append(f"failed: {request.url}")
-
-    tab.on("requestfailed", note_failure)
-    tab.on(
-        "response",
-        lambda r: tab.troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else None,
-    )
-    tab.on(
-        "request",
-        lambda r: None if r.url.startswith((address, "data:")) else tab.troubles.append(r.url),
-    )
-    yield tab
-    context.close()
+    with noting_tab(browser, address) as tab:
+        yield tab

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from site_scenes import pages_of
+from site_scenes import noting_tab, pages_of
 from test_chapters import IDENTIFIERS
 
 from fl_privacy_lib.chapters import CHAPTERS
@@ -118,17 +118,6 @@ def test_a_missing_data_file_leaves_no_hole(site):
         assert "data not here" not in (site / name).read_text(), name
 
 
-def test_a_browser_opens_every_page_without_trouble(page, address, site):
-    for name in pages_of():
-        page.goto(f"{address}/{name}", wait_until="networkidle")
-        assert page.locator("h1").first.inner_text()
-        assert page.troubles == [], name
-        broken = page.evaluate(
-            "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
-        )
-        assert broken == [], name
-
-
 def test_formulas_are_typeset(page, address):
     page.goto(f"{address}/notebooks/01_threat_types.html", wait_until="networkidle")
     page.wait_for_selector("mjx-container", timeout=20_000)
@@ -179,15 +168,6 @@ def test_pictures_are_not_filtered_in_either_theme(page, address, theme):
     assert style == "none"
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_no_page_scrolls_sideways(page, address, site, width):
-    page.set_viewport_size({"width": width, "height": 900})
-    for name in pages_of():
-        page.goto(f"{address}/{name}", wait_until="networkidle")
-        scrolls = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert scrolls <= 0, f"{name} is {scrolls} px wider than the screen"
-
-
 THEME = {
     "label-content-name-mismatch": ("search-button", "theme-switch-button", "sidebar-toggle"),
     "region": ("sidebar-primary-item",),
@@ -198,32 +178,61 @@ THEME = {
 """What is not ours: rule of axe → marks of the theme's markup and of the bibliography's."""
 
 
-@pytest.fixture(scope="session")
-def axe(tmp_path_factory):
-    """Return the source of axe-core, from npm, or skip."""
-    folder = tmp_path_factory.mktemp("axe")
+def axe_core(folder):
+    """Return the source of axe-core, from npm; None where there is no npm, or no network."""
     npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("the accessibility test needs npm, which brings axe-core")
     command = [npm, "pack", "--silent", "axe-core@4.14"]
-    if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
-        pytest.skip("the accessibility test needs axe-core, and npm cannot download it")
+    if not npm or subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+        return None
     (archive,) = folder.glob("*.tgz")
     with tarfile.open(archive) as tar:
         return tar.extractfile("package/axe.min.js").read().decode()
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
-def test_nothing_of_ours_shuts_a_reader_out(page, address, site, axe, width, theme):
-    page.set_viewport_size({"width": width, "height": 900})
+BROKEN = "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+
+
+@pytest.fixture(scope="module", params=[(1280, "light"), (390, "dark")], ids=["desk", "phone"])
+def visits(request, browser, address, site, tmp_path_factory):
+    """Open every page once at a width and in a theme: page → what was seen there."""
+    (width, theme), axe = request.param, axe_core(tmp_path_factory.mktemp("axe"))
+    seen = {}
+    with noting_tab(browser, address) as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        for name in pages_of():
+            tab.goto(f"{address}/{name}", wait_until="networkidle")
+            tab.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+            seen[name] = {
+                "title": tab.locator("h1").first.inner_text(),
+                "broken": tab.evaluate(BROKEN),
+                "too_wide": tab.evaluate("document.documentElement.scrollWidth - innerWidth"),
+                "troubles": tab.troubles.copy(),
+            }
+            if axe and "/api_" not in name:  # there, autodoc's markup a thousand times over
+                tab.evaluate(axe)
+                seen[name]["violations"] = tab.evaluate("axe.run()")["violations"]
+                tab.troubles.clear()  # axe warns of what it cannot see
+    return seen
+
+
+def test_a_browser_opens_every_page_without_trouble(visits):
+    assert len(visits) == len(pages_of())
+    for name, seen in visits.items():
+        assert seen["title"] and seen["troubles"] == [] == seen["broken"], name
+
+
+def test_no_page_scrolls_sideways(visits):
+    for name, seen in visits.items():
+        assert seen["too_wide"] <= 0, f"{name} is {seen['too_wide']} px wider than the screen"
+
+
+def test_nothing_of_ours_shuts_a_reader_out(visits):
+    checked = {name: seen["violations"] for name, seen in visits.items() if "violations" in seen}
+    if not checked:
+        pytest.skip("the accessibility test needs axe-core, which npm brings from the network")
     broken = {}
-    for name in pages_of():
-        if "/api_" in name:
-            continue  # autodoc's markup, a thousand times over
-        page.goto(f"{address}/{name}", wait_until="load")
-        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-        page.evaluate(axe)
-        for rule in page.evaluate("axe.run()")["violations"]:
+    for name, rules in checked.items():
+        for rule in rules:
             marks = THEME.get(rule["id"], ())
             ours = [
                 node["html"] for node in rule["nodes"]

@@ -9,17 +9,15 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from fl_privacy_lib.accounting.conventions import DELTA, ITERATIONS
 from fl_privacy_lib.accounting.recompute import recompute
 from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, game_values
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import DYNAMIC, POLICIES, Central
-from fl_privacy_lib.reproduction.experiment import Result, Row
+from fl_privacy_lib.reproduction.experiment import Row
+from fl_privacy_lib.reproduction.experiments.looks import reached_values, stopped_values
 from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, row_of
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.records import Values, numbers
 
 BATCHES = {"mnist": 600, "fashion_mnist": 600, "cifar10": 500, "lfw": 22}
 CLIPS = (1.0, 2.0, 8.0, 16.0, 32.0)  # of Table IV, beside the default 4
@@ -122,19 +120,6 @@ def stops() -> dict[tuple[str, ...], int]:
             for c in recompute(PAPER, "table_8", printed) if c.kind == "iterations"}  # fmt: skip
 
 
-def judged_values(result: Result, **values: Any) -> Values:
-    """Return some of a training's values with what says whether it was a fair trial."""
-    beside = {n: result[n] for n in ("guess", "evaluated") if "accuracy" in values}
-    return {n: numbers(value) for n, value in (values | beside | {"searched": [1]}).items()}
-
-
-def stopped_values(share: float, results: Sequence[Result]) -> Values:
-    """Return the accuracy at the last look before a training has run a share of its iterations."""
-    curve = results[0]["curve"]  # [seeds, looks]
-    at = max(1, int(share * curve.shape[1] + 1e-9)) - 1
-    return judged_values(results[0], accuracy=curve[:, at])
-
-
 def stopped(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
     """Return Table VIII: each finished training, stopped at the look before a budget is spent.
 
@@ -150,18 +135,6 @@ def stopped(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
             values = partial(stopped_values, min(1.0, end / ITERATIONS["mnist"]))
             found.append(Row(stop | row.key, (p,), values, p.seeds))
     return found
-
-
-def reached_values(results: Sequence[Result]) -> Values:
-    """Return when a training first reaches the baseline's last accuracy.
-
-    `iterations_left` of T are not run; 0 for one that never reaches it.
-    """
-    target, total = results[0]["accuracy"].mean(), results[1]["rounds_run"]
-    met = results[1]["curve"] >= target  # [seeds, looks]
-    run = np.where(met.any(1), (met.argmax(1) + 1) * total / met.shape[1], total)
-    return judged_values(results[1], iterations=run, iterations_left=total - run,
-                         reached=met.any(1), target_accuracy=[target])  # fmt: skip
 
 
 def reached(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:

@@ -88,7 +88,8 @@ def readings(settings: FedAlphaCdp, dataset: str) -> list[Cell]:
 def noise_scales(schedule: str, settings: FedAlphaCdp, dataset: str) -> list[Cell]:
     """Return Fed-αCDP[σ] under every policy; three rates around the fixed scale's are tried."""
     middle = training(settings, dataset, ALPHA)
-    return [Cell(replace(middle, method=m, schedule=schedule), {}, middle, 1.0) for m in FALLING]
+    points = [replace(middle, method=m, schedule=schedule) for m in FALLING]
+    return [Cell(point, {"clip": "4"}, middle, 1.0) for point in points]
 
 
 def table_4(

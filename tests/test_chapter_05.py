@@ -27,6 +27,7 @@ from fl_privacy_lib.defenses import Holding, fed_cdp, fed_sdp
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.reproduction import claims, comparison, experiment, loading, paths
 from fl_privacy_lib.reproduction.comparison import compare, measured, select
+from fl_privacy_lib.reproduction.experiments import spending
 from fl_privacy_lib.reproduction.experiments import training as training
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.experiments.training import Training
@@ -155,8 +156,8 @@ def test_every_arm_of_the_page_has_a_recorded_rate_on_the_embedded_data():
 
 def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
     held = Holding(50_000, 500, 3)
-    monkeypatch.setattr(fed_cdp_rows, "holding", lambda *_: held)
-    fed_cdp_rows.spent.cache_clear()
+    monkeypatch.setattr(spending, "holding", lambda *_: held)
+    spending.spent.cache_clear()
     arms = (
         ("fed_cdp", "example", fed_cdp("batch")),
         ("fed_sdp", "client", fed_sdp(participants=5)),
@@ -166,7 +167,7 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
         both = audit.statement(defense, point.plan(0), held, delta=1e-5, unit=unit)
         assert both.proved.unit == unit
         assert (
-            fed_cdp_rows.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
+            spending.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
         )
         tight = replace(point, clip_norm=0.5)  # noise is in units of C
         stated = audit.statement(tight.defense, tight.plan(0), held, delta=1e-5, unit=unit)
@@ -174,23 +175,23 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
             stated.proved.epsilon == both.proved.epsilon
             and stated.paper.epsilon == both.paper.epsilon
         )
-        computed = fed_cdp_rows.spent.cache_info().misses
-        assert fed_cdp_rows.epsilons(tight) == fed_cdp_rows.epsilons(point)
-        assert fed_cdp_rows.spent.cache_info().misses == computed, "one computation serves every C"
-    assert fed_cdp_rows.epsilons(Training("mnist", "non_private")) == "—"
-    assert fed_cdp_rows.epsilons(Training("mnist", "median_clip", "code")).endswith("/ ∞")
-    fed_cdp_rows.spent.cache_clear()
+        computed = spending.spent.cache_info().misses
+        assert spending.epsilons(tight) == spending.epsilons(point)
+        assert spending.spent.cache_info().misses == computed, "one computation serves every C"
+    assert spending.epsilons(Training("mnist", "non_private")) == "—"
+    assert spending.epsilons(Training("mnist", "median_clip", "code")).endswith("/ ∞")
+    spending.spent.cache_clear()
 
 
-@pytest.mark.parametrize(("dataset", "clients"), fed_cdp_rows.HELD)
+@pytest.mark.parametrize(("dataset", "clients"), spending.HELD)
 def test_what_is_stored_of_the_data_is_what_a_split_gives(dataset, clients):
-    known = fed_cdp_rows.HELD[dataset, clients]
+    known = spending.HELD[dataset, clients]
     assert known.examples == setup_of(dataset).examples
     if not available(dataset, paths.data_root()):
         pytest.skip(f"the files of {dataset} are not here")
     labels = loading.labelled(dataset)
     split = setup_of(dataset).split(labels, clients, np.random.default_rng([0, 1]))
-    assert known == Holding.of(split, fed_cdp_rows.TENSORS)
+    assert known == Holding.of(split, spending.TENSORS)
     shares = np.bincount(labels.validation_y) / len(labels.validation_y)
     assert fed_cdp_rows.GUESSES[dataset] == pytest.approx(shares.max(), abs=1e-12)
 
@@ -201,14 +202,14 @@ def test_records_show_their_epsilon_without_the_data(monkeypatch):
     def absent(name):
         raise AssertionError(f"the files of {name} were asked for")
 
-    monkeypatch.setattr(fed_cdp_rows, "labelled", absent)
-    fed_cdp_rows.holding.cache_clear()
+    monkeypatch.setattr(spending, "labelled", absent)
+    spending.holding.cache_clear()
     for table in ("table_1", "table_2", "table_4", "table_5", "variants"):
         for cell in comparison.cells(measured(f"fed_cdp/{table}")):
             point = training.point_of(cell)
-            assert fed_cdp_rows.holding(point.dataset, point.clients).examples > 0
+            assert spending.holding(point.dataset, point.clients).examples > 0
             assert point.dataset.removesuffix("_z") in fed_cdp_rows.GUESSES
-    fed_cdp_rows.holding.cache_clear()
+    spending.holding.cache_clear()
     digits = np.bincount(loading.labelled("digits").validation_y)
     assert fed_cdp_rows.GUESSES["digits"] == digits.max() / digits.sum()
 

@@ -25,9 +25,9 @@ from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.recompute import epsilon_schedule
 from fl_privacy_lib.accounting.schedules import ledger_of, rounded_down
 from fl_privacy_lib.audit import statement
-from fl_privacy_lib.audit.distinguishing import allowed_advantage, level_advantage, play
+from fl_privacy_lib.audit.distinguishing import allowed_advantage, level_advantage
 from fl_privacy_lib.chapters.dynamic_parameters import distinguishing, grid, run
-from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, measure_game
+from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, measure_game, play
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.data import load
@@ -74,6 +74,8 @@ def by_hand(shape, start, end, rounds, cycles, t):
     if shape == "cyclic":
         length = -(-rounds // cycles)  # the last cycle may be cut off
         return (start + end) / 2 + (start - end) / 2 * math.cos(math.pi * (t % length) / length)
+    if shape == "staircase":
+        return start + (end - start) * float(Fraction(int(10 * time), 10))
     inside = time * cycles % 1  # from the start to the end and back
     way = 2 * inside if 2 * inside < 1 else 2 - 2 * inside
     return start + (end - start) * float(way)
@@ -102,6 +104,7 @@ def test_a_schedules_values_are_its_formulas_and_its_end_is_kept(
     [
         ("linear", [6, 5, 4, 3, 2, 2]),
         ("exponential", [6, 6 / 3**0.25, 6 / 3**0.5, 6 / 3**0.75, 2, 2]),
+        ("staircase", [6, 5.2, 4, 3.2, 2, 2]),
         ("cyclic", [6, 4, 6, 4, 2, 2]),
         ("triangular", [6, 2, 6, 2, 2, 2]),
     ],

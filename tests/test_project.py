@@ -144,8 +144,8 @@ def test_a_notebook_imports_its_chapter_and_no_other(path):
     assert [chapter(folder).notebook for folder in folders] == [path.stem]
 
 
-LARGER = {"fed_cdp": 429, "fedsel": 524}  # chapters above their budget of 290: no line more
-LIBRARY, COMPILED, CHAPTER = 6939, 726, 290
+LARGER = {"fed_cdp": 401, "fedsel": 524}  # chapters above their budget of 290: no line more
+LIBRARY, COMPILED, CHAPTER = 6997, 726, 290
 
 
 def logical_lines(path):

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from fl_privacy_lib.chapters.adaptive_attacks import reading as adaptive_rows
-from fl_privacy_lib.chapters.fed_cdp import reading as fed_cdp_rows
 from fl_privacy_lib.reproduction import claims, comparison, figures, summary, tables
 from fl_privacy_lib.reproduction.comparison import compare, measured
+from fl_privacy_lib.reproduction.experiments import spending
 from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS, ROOT
 from fl_privacy_lib.reproduction.published import has_published
 from fl_privacy_lib.reproduction.verdict import (
@@ -249,7 +249,7 @@ def code_of(path):
 def pages(monkeypatch):
     """Return what draws the tables of all pages from a folder of records, and what it drew."""
     # takes minutes, and decides nothing
-    monkeypatch.setattr(fed_cdp_rows, "epsilons", lambda point: "—")
+    monkeypatch.setattr(spending, "epsilons", lambda point: "—")
     monkeypatch.setattr(figures, "panels", lambda *_, **__: Figure())
     drawn = []
     construct = tables.Table.__init__

@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-import torch
 from scipy import stats
 
 
@@ -38,22 +36,3 @@ def allowed_advantage(epsilon: float, delta: float) -> float:
     [0.0, 0.38, 1.0]
     """
     return (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
-
-
-def play(shift: torch.Tensor, with_it: float, without: float, games: int, seed: int) -> np.ndarray:
-    """Return whether each release was told right, [games]; the first half hold the example.
-
-    Parameters
-    ----------
-    shift : [d], what the example adds to the batch mean
-    with_it, without : the noise's standard deviation with the example and without it
-    """
-    generator, hits = torch.Generator(shift.device).manual_seed(seed), []
-    for holds in np.arange(games) < games // 2:
-        noise = torch.randn(len(shift), generator=generator, device=shift.device)
-        release = noise * with_it + shift if holds else noise * without
-        # twice the log-likelihoods, but for a common constant
-        here = -((release - shift) / with_it).square().sum() - 2 * len(shift) * math.log(with_it)
-        away = -(release / without).square().sum() - 2 * len(shift) * math.log(without)
-        hits.append(bool(here > away) == holds)
-    return np.array(hits)

@@ -1,6 +1,8 @@
 """How often the holders of an example take part, and what an adversary learns who sees it."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import brentq
@@ -10,6 +12,8 @@ from fl_privacy_lib._checks import InputError, positive, whole_number
 from fl_privacy_lib.accounting.events import Floats, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta
 from fl_privacy_lib.sampling import Plan
+
+UNITS = 50  # of μ² in one participation, at most
 
 
 def participations(plan: Plan, holders: int = 1) -> Floats:
@@ -62,6 +66,38 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
         left //= 2
         power = np.convolve(power, power) if left else power
     return np.pad(total, (0, trials + 1 - len(total)))
+
+
+def weighted_participations(
+    plan: Plan, holders: int, shifts: Sequence[float]
+) -> tuple[Floats, float]:
+    """Return the probabilities of 0, 1, 2, … units of μ² that an example's holders spend.
+
+    Parameters
+    ----------
+    holders : as in `participations`
+    shifts : [T], μ of one participation in each round
+
+    Returns
+    -------
+    probabilities : as `mixture_epsilon` takes them
+    mu : float
+        √unit. A participation's μ² is rounded up to whole units, so ε is bounded from above; the
+        dearest one has `UNITS` of them.
+
+    Notes
+    -----
+    Rounds are independent of each other, which those of clients ``one_pass`` are not.
+    """
+    squares = np.square(np.asarray(shifts, dtype=np.float64))
+    unit = float(squares.max()) / UNITS
+    once = participations(replace(plan, rounds=1), holders)  # of one round, [holders + 1]
+    total = np.ones(1)
+    for cost in np.ceil(squares / unit * (1 - 1e-12)).astype(int):
+        spread = np.zeros((len(once) - 1) * cost + 1)
+        spread[::cost] = once
+        total = np.trim_zeros(np.convolve(total, spread), "b")
+    return total, math.sqrt(unit)
 
 
 def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:

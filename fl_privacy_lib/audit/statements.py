@@ -30,7 +30,12 @@ from fl_privacy_lib.audit.local import (
     exact_epsilons,
     unknown,
 )
-from fl_privacy_lib.audit.participants import mixture_epsilon, participations, quantile
+from fl_privacy_lib.audit.participants import (
+    mixture_epsilon,
+    participations,
+    quantile,
+    weighted_participations,
+)
 from fl_privacy_lib.defenses.holding import Holding
 from fl_privacy_lib.defenses.limits import LOCAL, Reason, local_rule, noisy, silent, unbounded
 from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, events, release
@@ -211,6 +216,10 @@ def _proved(
     holders = holding.holders if unit == "example" else 1
     distribution = participations(plan, holders)
     epsilon = mixture_epsilon(distribution, released.mu, delta)
+    if released.rounds and plan.client_sampling != "one_pass":  # each round has a μ of its own
+        shifts = [math.sqrt(released.uses) / z for z in released.rounds]
+        exact = mixture_epsilon(*weighted_participations(plan, holders, shifts), delta)
+        epsilon = min(epsilon, exact)
     mean = plan.client_rate * plan.rounds * holders
     copies = ("copies", f"{holders} clients hold the example, and each of them uses it.")
     seen = (

@@ -11,12 +11,13 @@ from fl_privacy_lib.accounting import schedules
 
 SHAPES: dict[str, Callable[[float, float, int, int], np.ndarray]] = {
     "linear": lambda start, end, rounds, cycles: schedules.linear(start, end, rounds),
+    "staircase": lambda start, end, rounds, cycles: schedules.staircase(start, end, rounds),
     "exponential": lambda start, end, rounds, cycles: schedules.exponential(start, end, rounds),
     "cyclic": schedules.cosine,
     "triangular": schedules.triangular,
 }
-"""Linear; start (end/start)^{t/T}; cosine annealing, restarted each cycle; triangles from the start
-to the end and back."""
+"""Linear; the same in ten stairs; start (end/start)^{t/T}; cosine annealing, restarted each cycle;
+triangles from the start to the end and back."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Schedule:
     ----------
     start, end : float, > 0; the value of round 0, and of every round from `rounds` on
     rounds : int, T; round T − 1 is still one step above the end
-    shape : {'linear', 'exponential', 'cyclic', 'triangular'}, see `SHAPES`
+    shape : {'linear', 'staircase', 'exponential', 'cyclic', 'triangular'}, see `SHAPES`
     cycles : int, ≥ 1, of the last two
     of_epsilon : bool
         Whether start and end are a step's ε_0, and the value is the noise scale √(2 ln(1.25/δ_0)) /

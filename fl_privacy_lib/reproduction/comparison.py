@@ -44,11 +44,13 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     InputError
         If the file is broken.
     """
-    path = folder / f"{table}.csv"
-    if not path.exists():
-        return pd.DataFrame(columns=["metric", *JUDGED])
-    rows = _read(path, path.stat().st_mtime_ns)
     trial = trial_of(table)
+    sources = {table: {}} | trial.get("also", {})
+    parts = [_rows_of(folder / f"{name}.csv", **source) for name, source in sources.items()]
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return pd.DataFrame(columns=["metric", *JUDGED])
+    rows = pd.concat(parts, ignore_index=True).fillna("") if len(parts) > 1 else parts[0]
     judged = pd.Series(True, index=rows.index)
     for column, allowed in next(iter(trial.get("readings", {}).values()), {}).items():
         judged &= rows[column].isin([str(value) for value in allowed])
@@ -60,6 +62,15 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     keys = zip(*(rows[c] for c in wide[0]["key"]), strict=True)
     unfair, above = zip(*(reasons[key] for key in keys), strict=True)
     return rows.assign(unfair=unfair, learns=above)
+
+
+def _rows_of(
+    path: Path, rows: Mapping[str, Any] | None = None, columns: Mapping[str, str] | None = None
+) -> pd.DataFrame:
+    """Return a record's rows, or those of a selection with further columns; none without a file."""
+    if not path.exists():
+        return pd.DataFrame()
+    return select(_read(path, path.stat().st_mtime_ns), dict(rows or {})).assign(**(columns or {}))
 
 
 def _effective(rows: pd.DataFrame) -> "pd.Series[float]":

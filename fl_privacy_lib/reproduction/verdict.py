@@ -131,6 +131,8 @@ def trial_of(table: str) -> dict[str, Any]:
     Returns
     -------
     search : the record of the tries, 'paper/table'
+    also : 'paper/table' → the rows of another chapter's record that belong to the table, and the
+        columns that they lack
     readings : name → column → the values of its rows. The first one judges the table; the others
         depart from it in one thing.
     """

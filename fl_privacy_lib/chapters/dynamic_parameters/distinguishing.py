@@ -4,6 +4,7 @@ Two batches differ in one example, the one with the largest clipped norm. Who is
 of either, and knows all other examples, guesses which of the two it was.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from fl_privacy_lib.accounting.composition import step_epsilon
-from fl_privacy_lib.audit.distinguishing import allowed_advantage, level_advantage, play
+from fl_privacy_lib.audit.distinguishing import allowed_advantage, level_advantage
 from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms
 from fl_privacy_lib.federated import example_gradients, simulate
@@ -91,6 +92,25 @@ def measure_game(point: Game, device: torch.device) -> Result:
         "hits": play(shift, stds[0], stds[1], point.games, point.seed),
         "dimension": np.array([shift.numel()]),
     }
+
+
+def play(shift: torch.Tensor, with_it: float, without: float, games: int, seed: int) -> np.ndarray:
+    """Return whether each release was told right, [games]; the first half hold the example.
+
+    Parameters
+    ----------
+    shift : [d], what the example adds to the batch mean
+    with_it, without : the noise's standard deviation with the example and without it
+    """
+    generator, hits = torch.Generator(shift.device).manual_seed(seed), []
+    for holds in np.arange(games) < games // 2:
+        noise = torch.randn(len(shift), generator=generator, device=shift.device)
+        release = noise * with_it + shift if holds else noise * without
+        # twice the log-likelihoods, but for a common constant
+        here = -((release - shift) / with_it).square().sum() - 2 * len(shift) * math.log(with_it)
+        away = -(release / without).square().sum() - 2 * len(shift) * math.log(without)
+        hits.append(bool(here > away) == holds)
+    return np.array(hits)
 
 
 def game_values(point: Game, delta: float, result: Result) -> Values:

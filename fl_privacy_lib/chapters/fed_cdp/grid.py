@@ -25,6 +25,7 @@ from fl_privacy_lib.reproduction.experiments.searching import (
     training_row,
 )
 from fl_privacy_lib.reproduction.experiments.setups import PAPER, setup_of
+from fl_privacy_lib.reproduction.experiments.spending import TENSORS
 from fl_privacy_lib.reproduction.experiments.training import CODE_NOISE, CODE_RATE, DECAYS, Training
 from fl_privacy_lib.reproduction.records import Values, numbers
 from fl_privacy_lib.reproduction.verdict import TAKEN_OVER_FROM
@@ -45,7 +46,6 @@ SCALES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
 SWEEP = (0.0, 0.1, 0.5, 1.0, 2.0)
 """Noise multipliers between no noise and the code's scaling of σ = 6."""
 PRUNED = (0.0, 0.3, 0.6, 0.9)
-TENSORS = 3  # of both networks
 
 
 def norm_values(layer: int, axis: int, result: Result) -> Values:

@@ -1,6 +1,5 @@
 """Reading Fed-CDP's records: each row as a point, with its ε and effective noise (chapter 05)."""
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,31 +8,10 @@ import numpy as np
 import pandas as pd
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.audit import Statements, statement
-from fl_privacy_lib.chapters.fed_cdp.grid import TENSORS
 from fl_privacy_lib.chapters.fed_cdp.rates import TUNED_AS, Rates
-from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.comparison import cells
-from fl_privacy_lib.reproduction.experiments.setups import setup_of
-from fl_privacy_lib.reproduction.experiments.training import CODE_RATE, SDP, Training, point_of
-from fl_privacy_lib.reproduction.loading import labelled
+from fl_privacy_lib.reproduction.experiments.training import CODE_RATE, Training, point_of
 
-DELTA = 1e-5
-HELD = {
-    ("mnist", 100): Holding(50_000, 500, TENSORS, 1, 1, 500),
-    ("mnist", 1000): Holding(50_000, 500, TENSORS, 10, 3, 500),
-    ("mnist", 10_000): Holding(50_000, 500, TENSORS, 100, 3, 500),
-    ("cifar10", 100): Holding(40_000, 400, TENSORS, 1, 1, 400),
-    ("cifar10", 1000): Holding(40_000, 400, TENSORS, 10, 2, 400),
-    ("lfw", 100): Holding(2_267, 300, TENSORS, 27, 1, 300),
-    ("lfw", 1000): Holding(2_267, 300, TENSORS, 175, 1, 300),
-    ("adult", 1000): Holding(36_631, 300, TENSORS, 9, 1, 300),
-    ("cancer", 1000): Holding(426, 426, TENSORS, 1000, 1, 426),
-}
-"""Data set and K of the records → how the examples lie among the clients.
-
-It is all that ε needs of the data, so that a record shows its ε without their files.
-"""
 GUESSES = {
     "mnist": 1090 / 10_000,
     "cifar10": 1025 / 10_000,
@@ -70,42 +48,6 @@ def nearest_rate(point: Training, rates: Rates) -> float:
 
 def _log_ratio(a: float, b: float) -> float:
     return abs(math.log(max(a, 1e-3) / max(b, 1e-3)))
-
-
-@functools.cache
-def holding(dataset: str, clients: int) -> Holding:
-    """Return how a data set's training examples lie among so many clients."""
-    known = HELD.get((dataset.removesuffix("_z"), clients))
-    rng = np.random.default_rng([0, 1])
-    return known or Holding.of(setup_of(dataset).split(labelled(dataset), clients, rng), TENSORS)
-
-
-@functools.cache
-def spent(point: Training, tap: str = "update") -> Statements:
-    """Return a training's ε as the paper counts it and as it can be proved.
-
-    The unit is a client under Fed-SDP, else an example, which is added or removed; δ = 1e-5. See
-    `audit.statement`.
-    """
-    unit: Any = "client" if point.method in SDP else "example"
-    data = holding(point.dataset, point.clients)
-    return statement(point.defense, point.plan(0), data, delta=DELTA, unit=unit, tap=tap)
-
-
-def epsilons(point: Training) -> str:
-    """Return both ε of a private training as 'counted / proved', a dash for one without noise."""
-    if not point.multiplier:
-        return "—"
-    # noise is in units of C: one computation serves every fixed C, and all that costs no ε
-    bound = point.clip_norm if point.clip_end else 4.0
-    both = spent(replace(
-        point, local_lr=CODE_RATE, clip_norm=bound, seed=0, seeds=1, pruned=0.0, held_out=False,
-        watched=False,
-    ))  # fmt: skip
-    return " / ".join(
-        "∞" if math.isinf(s.epsilon) else f"{float(f'{s.epsilon:.3g}'):,g}"
-        for s in (both.paper, both.proved)
-    )
 
 
 Rate = Literal["searched", "chosen", "coded"]

@@ -41,6 +41,7 @@ from fl_privacy_lib.reproduction.experiments.spending import spent
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.records import read_record
+from fl_privacy_lib.reproduction.verdict import published_setting
 from fl_privacy_lib.sampling import Plan
 
 CPU = torch.device("cpu")
@@ -451,3 +452,12 @@ def test_parts_have_names_of_their_own_and_ask_for_searches_first(tmp_path):
     assert {row.points[0].method for _, row in rows_of("table_4", kind=searches)} == {
         "fed_alpha_cdp"
     }
+
+
+def test_the_levels_that_judge_have_the_rate_that_fed_cdp_chose():
+    rows = grid.levels(FULL, "mnist", run.tried(MEASURED))
+    arms = {(p.noise_scale, p.local_lr) for p in (row.points[0].arm for row in rows)}
+    known = published_setting("fed_alpha_cdp/levels")
+    assert len(rows) == 8 and (6.0, known["local_lr"]) in arms
+    assert {rate for scale, rate in arms if scale == 6} == {0.05, 0.005, known["local_lr"]}
+    assert {rate for scale, rate in arms if scale < 1} == {0.158}  # of non-private training

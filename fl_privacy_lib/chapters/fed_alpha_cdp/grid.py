@@ -258,9 +258,17 @@ def _reached(target: float | None, printed: int, results: list[Result]) -> Value
 def levels(settings: FedAlphaCdp, dataset: str, tried: Tried) -> list[Row]:
     """Return S over the rounds of Fed-αCDP, K = 100 and K_t = 5, for two bounds.
 
-    Two learning rates, the released code's and a tenth, since S follows the training.
+    At the rate that Fed-CDP chose there, without noise at that of non-private training, and at the
+    released code's rate and a tenth of it, where the noise breaks the training.
     """
-    sizes = {"clients": 100, "participants": 5, "seeds": 1, "setting": "code"}
-    points = [Levels(training(settings, dataset, ALPHA, clip_norm=c, local_lr=rate, **sizes))
-              for c in (4.0, 32.0) for rate in (0.05, 0.005)]  # fmt: skip
+    cell = partial(training, settings, dataset, clients=100, participants=5, seeds=1)
+    of_noise = {NOISE_MULTIPLIER: cell("fed_cdp", setting="code"), NO_NOISE: cell("non_private")}
+    chosen = [(s, Cell(point, {}).search(tried).rate) for s, point in of_noise.items()]
+    arms = [(NOISE_MULTIPLIER, 0.05), (NOISE_MULTIPLIER, 0.005), *chosen]
+    points = [Levels(cell(ALPHA, setting="code", clip_norm=c, noise_scale=s, local_lr=rate))
+              for c in (4.0, 32.0) for s, rate in arms if rate is not None]  # fmt: skip
     return [row_of(p, partial(level_values, p)) for p in points]
+
+
+NO_NOISE = 1e-6
+"""A noise scale at which S is read and nothing is felt."""

@@ -187,6 +187,30 @@ class Compensation(Transformation):
         basis = vectors[:, data]  # [w, kept]
         return (matrix @ basis @ basis.T).flatten()[: len(row)].to(row)
 
+    def errors(
+        self, signal: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor
+    ) -> dict[str, float]:
+        """Return how much of a noise on a known signal the repair leaves.
+
+        Parameters
+        ----------
+        signal, noise : [d]
+        weights : of the updates, [m]
+
+        Returns
+        -------
+        error_ratio : distance from the signal over that of the noise; below 1 where it helps
+        improved : whether it does, by more than rounding
+        zero_ratio : the same ratio of an answer of zeros
+        kept : share of the directions that are left
+        """
+        repaired = self.repaired(signal + noise, weights)
+        ratio, zero = (float((v - signal).norm() / noise.norm()) for v in (repaired, 0 * signal))
+        rank = torch.linalg.matrix_rank(self.folded(repaired))
+        kept = float(rank) / self.folded(signal).shape[1]
+        better = ratio < 1 - 1e-9
+        return {"error_ratio": ratio, "improved": better, "zero_ratio": zero, "kept": kept}
+
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return the aggregate, tensors [1, …], without what looks like noise."""
         if ctx.weights is None:

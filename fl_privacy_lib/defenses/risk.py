@@ -7,14 +7,16 @@ small public root set. Taught in notebook 09.
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import grad, jacfwd, jvp, vjp, vmap
 from torch.nn import functional as F
 
-from fl_privacy_lib._checks import InputError, one_of, whole_number
+from fl_privacy_lib._checks import InputError, in_range, one_of, whole_number
 from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.models import Parameters, call
+from fl_privacy_lib.defenses.slices import Slices, risk_balanced, size_balanced
+from fl_privacy_lib.models import Parameters, call, parameters_of
 
 CHUNK = 25  # examples whose Jacobians are taken together: what fits a cache
 
@@ -112,3 +114,54 @@ def _all_ones(
 
 
 ESTIMATORS = {"hutchinson": _hutchinson, "exact": _exact, "all_ones": _all_ones}
+
+
+def sensitivity_slices(
+    model: nn.Module,
+    root: tuple[torch.Tensor, torch.Tensor],
+    count: int,
+    estimator: str = "hutchinson",
+    probes: int = 4,
+) -> Slices:
+    """Return slices of a model's gradient that share its leakage risk equally.
+
+    Parameters
+    ----------
+    model : where its own weights stand
+    root : images and labels of the root set
+    count : int, s
+    estimator, probes : as in `layer_risks`; 'size' balances the coordinates instead
+    """
+    weights = parameters_of(model)
+    sizes = [w.numel() for w in weights.values()]
+    if estimator == "size":
+        return size_balanced(sizes, count)
+    risks = layer_risks(model, weights, *root, estimator=estimator, probes=probes)
+    return risk_balanced(sizes, list(risks.values()), count)
+
+
+def root_set(
+    labels: np.ndarray, pool: np.ndarray, size: int, bias: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Return positions of root images, drawn from a pool with replacement.
+
+    Parameters
+    ----------
+    labels : [N], classes of all images
+    pool : positions that may be drawn
+    size : int, ≥ 1
+    bias : float, in [0, 1], probability of the class 0; the others share the rest equally
+    rng : what draws
+
+    Notes
+    -----
+    With ten classes a bias of one tenth is none. Source: Wang et al. (2022), Table III C, which
+    names a probability and no class.
+    """
+    whole_number(1, size=size)
+    in_range(0, 1, bias=bias)
+    kinds = labels[pool]
+    counts = np.bincount(kinds)
+    others = (1 - bias) / max(1, np.count_nonzero(counts[1:]))
+    chance = np.where(kinds == 0, bias, others) / counts[kinds]
+    return rng.choice(pool, size, p=chance / chance.sum())

@@ -1,9 +1,13 @@
 """Compensation: risk, slices, the spectrum's law, its repair, Soteria, cells, grid and claims."""
 
+import json
 import math
+import re
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from defense_scenes import context, flat, of_std, plan_of, random_gradients, setting
@@ -15,7 +19,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.attacks.convnet import attacked_convnet
+from fl_privacy_lib.attacks.slice_aware import ARMS, suspects
 from fl_privacy_lib.audit import statement
+from fl_privacy_lib.chapters.compensation import grid, leaks
+from fl_privacy_lib.chapters.compensation.parameters import Compensation as Parameters
+from fl_privacy_lib.chapters.compensation.run import EXPERIMENT
+from fl_privacy_lib.chapters.compensation.studies import Study, run_study
 from fl_privacy_lib.defenses import Clip, Holding
 from fl_privacy_lib.defenses.compensation import (
     Compensation,
@@ -27,7 +37,7 @@ from fl_privacy_lib.defenses.compensation import (
     spectrum,
 )
 from fl_privacy_lib.defenses.representation import PrunedFeatures, feature_scores, soteria
-from fl_privacy_lib.defenses.risk import layer_risks
+from fl_privacy_lib.defenses.risk import layer_risks, root_set, sensitivity_slices
 from fl_privacy_lib.defenses.slices import (
     SlicePerturbation,
     Slices,
@@ -36,9 +46,15 @@ from fl_privacy_lib.defenses.slices import (
     size_balanced,
     unflat,
 )
-from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.federated import Observation, Tap, simulate
 from fl_privacy_lib.metrics import mse, psnr
 from fl_privacy_lib.models import build, parameters_of
+from fl_privacy_lib.reproduction.claims import load_claims, verdict
+from fl_privacy_lib.reproduction.comparison import select
+from fl_privacy_lib.reproduction.loading import load_cached
+from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
+from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.verdict import at_setting, published_setting
 from fl_privacy_lib.sampling import Plan
 
 CPU = torch.device("cpu")
@@ -487,3 +503,280 @@ def test_psnr_is_scikit_images():
         peak_signal_noise_ratio(a, b, data_range=1.0) for a, b in zip(one, other, strict=True)
     ]
     assert psnr(mse(other, one)) == pytest.approx(expected)
+
+
+# ---- attackers who know the slices ---------------------------------------------------------------
+
+
+SMALL = Parameters.of_profile("smoke", victims=2, max_iterations=2, root_images=4)
+
+
+def viewed(**changes):
+    """Return the reader and the pairs of a small cell on digits."""
+    cell = grid.leak(SMALL, "digits", "dga", root_dataset_size=4, **changes)
+    return cell, *leaks.observed(cell, load_cached("digits"), 0, CPU)[:2]
+
+
+def test_noisy_slices_are_found_at_the_papers_noise_and_not_in_quiet_noise():
+    _, reader, pairs = viewed(victims=8)
+    assert np.mean([reader.found(*row[0]) for row in pairs]) == 1.0
+    _, reader, pairs = viewed(victims=8, noise=1e-5)
+    assert np.mean([reader.found(*row[0]) for row in pairs]) < 0.8
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_noise_on_a_smooth_signal_is_found_wherever_it_is(seed, noisy):
+    generator = dice(seed)
+    edges = (0, 200, 420, 600, 900, 1200)
+    true = sorted(torch.randperm(5, generator=generator)[:noisy].tolist())
+    row = 3 * torch.sin(torch.linspace(0, 6, 1200))
+    for i in true:
+        part = slice(edges[i], edges[i + 1])
+        row[part] += torch.randn(edges[i + 1] - edges[i], generator=generator)
+    seen = Observation(Tap("update"), {"w": row}, {}, 1.0, 1, 1, {})
+    assert suspects(seen, Slices(edges), noisy, 1.0) == true
+
+
+def test_what_is_left_out_is_zero_and_the_rest_is_as_it_was():
+    _, reader, pairs = viewed()
+    stage = reader.stage
+    for seen, clear in (row[0] for row in pairs):
+        read = {arm: flat(reader.read(arm, seen, clear).values) for arm in ARMS}
+        assert torch.equal(read["naive"], flat(seen.values))
+        assert torch.equal(read["slice_aware"], read["known_slices"])
+        both = (read["known_slices"], flat(clear.values))
+        parts = zip(*(v.split(stage.slices.sizes) for v in both), strict=True)
+        noisy = reader.truth(seen, clear)
+        for i, (kept, true) in enumerate(parts):
+            assert (kept == 0).all() if i in noisy else torch.equal(kept, true)
+        assert len(noisy) == stage.noisy == 2
+        last = reader.read("muted", seen, clear).values
+        zeroed = [n for n, v in last.items() if (v == 0).all()]
+        assert zeroed == [n for n in last if n.endswith("weight")][-1:]
+        repaired = reader.defense.on_aggregate.repaired(flat(seen.values).float(), torch.ones(1))
+        assert torch.allclose(read["compensating"].float(), repaired, atol=1e-5)
+    with pytest.raises(InputError, match="arm = 'slice_awar'"):
+        reader.read("slice_awar", *pairs[0][0])
+
+
+def test_an_update_is_the_negative_gradient_and_its_weights_stay():
+    cell, reader, pairs = viewed(observations=3)
+    for row in pairs:
+        assert len(row) == 3
+        for name, w in row[0][0].weights.items():
+            assert all(torch.equal(w, seen.weights[name]) for seen, _ in row)
+        clears = [flat(clear.values) for _, clear in row]
+        assert all(torch.equal(clears[0], other) for other in clears)
+        chosen = [tuple(reader.truth(*pair)) for pair in row]
+        assert len(chosen[0]) == 2
+    data = load_cached("digits")
+    _, _, victims = leaks.observed(cell, data, 0, CPU)
+    x, y = torch.as_tensor(data.train_x[victims]), torch.as_tensor(data.train_y[victims])
+    loss = F.cross_entropy(reader.model(x[:1]), y[:1])
+    gradient = torch.autograd.grad(loss, list(reader.model.parameters()))
+    expected = torch.cat([g.flatten() for g in gradient]).double()
+    assert torch.allclose(flat(pairs[0][0][1].values), -expected, atol=1e-6)
+
+
+def test_convnet_is_the_released_one():
+    model = attacked_convnet((3, 32, 32), 10, dice(0))
+    widths = [m.out_channels for m in model if isinstance(m, nn.Conv2d)]
+    assert widths == [64, 128, 128, 256, 256, 256, 256, 256]
+    assert model[-1].in_features == 36 * 64 and not model.training
+    small = attacked_convnet((1, 28, 28), 10, dice(0), width=4)
+    x = torch.rand(5, 1, 28, 28, generator=dice(1))
+    assert torch.allclose(small(x)[:2], small(x[:2]), atol=1e-6)  # examples do not mix
+    with pytest.raises(InputError, match="at least 9 × 9"):
+        attacked_convnet((1, 8, 8), 10, dice(0))
+
+
+def test_a_root_set_has_the_bias_that_is_asked_for():
+    labels = np.repeat(np.arange(10), [10, *[50] * 9])
+    rng, pool = np.random.default_rng(0), np.arange(5, len(labels))
+    for bias in (0.1, 0.6, 1.0):
+        drawn = root_set(labels, pool, 4000, bias, rng)
+        share = (labels[drawn] == 0).mean()
+        assert share == pytest.approx(bias, abs=4 * (bias * (1 - bias) / 4000) ** 0.5 + 1e-9)
+        rest = np.bincount(labels[drawn], minlength=10)[1:]
+        assert bias == 1 or rest.min() > 0.7 * rest.mean()
+        assert drawn.min() >= 5
+
+
+def test_slices_by_size_and_by_risk_differ_and_ones_forget_the_last_layer():
+    model = build("attacked_lenet", (1, 28, 28), 10, dice(3))
+    root = torch.rand(4, 1, 28, 28, generator=dice(4)), torch.tensor([1, 5, 2, 8])
+    cuts = {kind: sensitivity_slices(model, root, 10, kind).edges
+            for kind in ("size", "hutchinson", "all_ones")}  # fmt: skip
+    last = sum(p.numel() for p in list(model.parameters())[:-2])
+    inside = {kind: sum(edge >= last for edge in edges[1:-1]) for kind, edges in cuts.items()}
+    assert len(set(cuts.values())) == 3
+    assert inside["size"] >= 3 and inside["hutchinson"] >= 1 and inside["all_ones"] == 0
+
+
+# ---- cells, studies, grid ------------------------------------------------------------------------
+
+
+FULL = Parameters.of_profile("full")
+
+
+def test_a_slice_aware_attack_recovers_what_a_naive_one_does_not():
+    base = {"victims": 1, "seeds": 1, "max_iterations": 16, "root_dataset_size": 4}
+    cells = {arm: grid.leak(FULL, "digits", "dga", arm=arm, **base)
+             for arm in ("naive", "slice_aware")}  # fmt: skip
+    results = {arm: leaks.measure(cell, CPU) for arm, cell in cells.items()}
+    quality = {arm: psnr(r["mse"]).mean() for arm, r in results.items()}
+    assert quality["slice_aware"] > quality["naive"] + 10
+    assert results["slice_aware"]["slices_found"].tolist() == [1.0]
+    values = grid.row_of(cells["slice_aware"]).values([results["slice_aware"]])
+    assert values["psnr"]["mean"] == pytest.approx(quality["slice_aware"])
+    assert values["slices_found"]["n"] == 1
+
+
+@pytest.mark.parametrize("method", ["non_private", "gc", "dp_gaussian", "dp_laplace", "pld"])
+def test_every_defence_of_table_2_is_attacked(method):
+    cell = grid.leak(SMALL, "digits", "dga", method=method, root_dataset_size=4, seeds=1)
+    assert leaks.measure(cell, CPU)["images"].shape == (2, 1, 1, 28, 28)
+
+
+def test_the_second_attack_runs_on_convnet():
+    cell = grid.leak(SMALL, "digits", "gia", arm="slice_aware", width=8, victims=1, seeds=1,
+                     max_iterations=1, root_dataset_size=2, local_clipping=True)  # fmt: skip
+    assert leaks.measure(cell, CPU)["status"].tolist() == ["budget"]
+    assert leaks.attack_of(cell, 0).mask == "zeros"
+    assert leaks.attack_of(grid.leak(FULL, "mnist", "gia"), 0).max_iterations == 50
+
+
+@pytest.mark.parametrize("form", [{"noise": "all"}, {"noise": "sliced"}])
+def test_the_noise_of_a_study_has_the_variance_that_is_told(form):
+    study = Study("law", columns=40, share=0.3, std=0.7, **form)
+    noise = torch.stack([study.noise_on(9600, dice(i)) for i in range(40)])
+    told = study.stage.noise_variance(torch.full((10,), 0.1))
+    assert float(noise.square().mean()) == pytest.approx(told, rel=0.1)
+
+
+def test_every_study_gives_its_metrics():
+    found = {}
+    for study in grid.studies(Parameters.of_profile("full", draws=2), "digits"):
+        if study.study not in ("hutchinson", "all_ones"):
+            small = replace(study, columns=20, draws=2)
+            found.setdefault(study.study, run_study(small, CPU))
+    assert set(found["law"]) == {"law_distance"}
+    for name in ("low_rank", "common_row", "aggregate"):
+        assert set(found[name]) == {"error_ratio", "improved", "zero_ratio", "kept"}
+        assert len(found[name]["kept"]) == 2
+    blind = run_study(Study("all_ones", "digits", draws=1), CPU)
+    assert blind["last_share"] < 1e-3 < 0.05 < blind["exact_share"]
+
+
+def test_a_repair_is_measured_against_signal_and_noise():
+    signal, noise = torch.full((60,), 2.0), torch.randn(60, generator=dice(1))
+    stage, weights = Compensation(1.0, 1.0, ratio=2.0), torch.ones(1)
+    found = stage.errors(signal, noise, weights)
+    repaired = stage.repaired(signal + noise, weights)
+    assert found["error_ratio"] == pytest.approx(float((repaired - signal).norm() / noise.norm()))
+    assert found["zero_ratio"] == pytest.approx(float(signal.norm() / noise.norm()))
+    same = Compensation(0.0, 1.0).errors(signal, noise, weights)
+    assert same["error_ratio"] == pytest.approx(1.0) and not same["improved"]
+
+
+def recorded_points():
+    parts = EXPERIMENT.parts(FULL, MEASURED)
+    return {part.name: [row for d in part.datasets for row in part.rows((d,))] for part in parts}
+
+
+def test_the_grid_has_every_printed_cell_that_is_no_training():
+    rows = {}
+    for part in EXPERIMENT.parts(FULL, MEASURED):
+        rows.setdefault(part.table, []).extend(r.key for r in part.rows(part.datasets))
+    for name in ("table_2", "table_3a", "table_3b", "table_3c", "table_3e"):
+        printed = load_published(f"compensation/{name}")
+        printed = printed[printed["metric"].isin(["psnr", "ssim"])]
+        keys = [c for c in printed.columns if c not in ("metric", "unit", "value")]
+        here = {tuple(row[k] for k in keys) for row in rows[f"compensation/{name}"]}
+        assert {tuple(r) for r in printed[keys].itertuples(index=False)} <= here, name
+
+
+def test_no_row_of_a_table_stands_twice_and_all_are_at_the_published_setting_but_convnet():
+    for name, rows in recorded_points().items():
+        keys = [tuple(row.key.items()) for row in rows]
+        assert len(set(keys)) == len(keys), name
+        frame = pd.DataFrame([row.key | {"seeds": row.seeds, "profile": "full"} for row in rows])
+        table = "compensation/" + name.removesuffix("_dga").removesuffix("_gia")
+        met = at_setting(frame, published_setting(table))
+        assert met.all() if not name.endswith("_gia") else not met.any(), name
+
+
+@pytest.mark.parametrize("name", ["table_1", "resists_naive", "slices_are_hard_to_locate",
+                                  "located_slices_do_not_help", "variance", "noise_is_removed",
+                                  "finding.law", "finding.all_ones_is_blind"])  # fmt: skip
+def test_a_claim_finds_the_rows_that_the_grid_would_record(name):
+    (entry,) = (e for e in load_claims() if e["id"] == f"compensation.{name}")
+    keys = [row.key for part in EXPERIMENT.parts(FULL, MEASURED) if part.table == entry["table"]
+            for row in part.rows(part.datasets)]  # fmt: skip
+    frame = pd.DataFrame(keys).assign(metric="m", mean=0.0)
+    assert len(select(frame, entry["rows"]))
+
+
+def test_the_claims_judge_made_up_rows_both_ways(tmp_path):
+    (entry,) = (e for e in load_claims() if e["id"] == "compensation.slices_are_hard_to_locate")
+    (row,) = (r for r in recorded_points()["adaptive_dga"] if r.key["arm"] == "slice_aware"
+              and r.key["dataset"] == "mnist" and r.key["observations"] == "1"
+              and r.key["level"] == "0.2" and r.key["noise"] == "0.1")  # fmt: skip
+    for mean, status in ((0.2, "reproduced"), (0.7, "not reproduced"), (1.0, "refuted")):
+        path = tmp_path / f"{mean}" / "compensation" / "adaptive.csv"
+        path.parent.mkdir(parents=True)
+        values = {"metric": "slices_found", "mean": mean, "std": 0.0, "n": 16, "seeds": 4,
+                  "profile": "full", "device": "cpu", "seconds": 1, "version": "0",
+                  "date": "2026-01-01"}  # fmt: skip
+        pd.DataFrame([row.key | values]).to_csv(path, index=False)
+        assert verdict(entry, path.parents[1]).status == status
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def page_code():
+    notebook = json.loads((ROOT / "notebooks" / "09_compensation.ipynb").read_text())
+    return ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+
+
+def exercise():
+    """Return the names that the exercise's check needs, with the check itself."""
+    (check,) = (source for source in page_code() if "def check_my_release" in source)
+    names = {"torch": torch}
+    exec(check.split("\n\n\ntry:")[0], names)
+    return names
+
+
+def test_the_solution_of_the_coding_exercise_passes_its_check(capsys):
+    names = exercise()
+    (solution,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "book" / "solutions_09.md").read_text(), re.S
+    )
+    exec(solution, names)
+    assert names["check_my_release"](names["my_release"]), capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        (lambda u, r, c, s, g: u + s * c * torch.randn(len(u), generator=g), "norm 2"),
+        (lambda u, r, c, s, g: u * c / 10, "noise of 1 on the other"),
+        (lambda u, r, c, s, g: u * c / 10 + s * c * torch.randn(len(u), generator=g),
+         "noise of 2 on the risky"),
+        (lambda u, r, c, s, g: u * c / 10 + r * s * c * torch.randn(len(u), generator=g),
+         "noise of 1 on the other"),
+        (lambda u, r, c, s, g: None, "expected a tensor"),
+        (lambda u, r, c, s, g: u[:3], "expected a tensor of shape"),
+    ],
+)  # fmt: skip
+def test_the_check_says_what_is_wrong(wrong, word, capsys):
+    assert not exercise()["check_my_release"](wrong)
+    assert word in capsys.readouterr().out
+
+
+def test_the_parameters_cell_is_the_quick_profile():
+    assert Parameters().profile == "quick" and FULL.profile == "full"
+    with pytest.raises(InputError, match=r"share = 1\.5"):
+        Parameters.checked(share=1.5)

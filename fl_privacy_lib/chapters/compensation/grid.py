@@ -15,7 +15,7 @@ from fl_privacy_lib.reproduction.experiment import Row
 PAPER = "compensation"
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
 ATTACKS = ("dga", "gia")
-SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 ROOT_SIZES, BIASES = (50, 100, 200, 300, 400), (0.1, 0.2, 0.4, 0.6, 1.0)
 FORMS: tuple[dict[str, Any], ...] = ({}, {"keep": "above"}, {"variance": "sum"})
 RATIOS = (1.0, 6.0, 12.0, 20.0)

@@ -37,6 +37,21 @@ def rmse(image: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.sqrt(mse(image, other))
 
 
+def psnr(error: np.ndarray) -> np.ndarray:
+    """Return the peak signal-to-noise ratio in dB, 10 log10(1/MSE), of mean squared errors.
+
+    Parameters
+    ----------
+    error : array of `mse` values, of images in [0, 1]; 0 gives infinity
+
+    Examples
+    --------
+    >>> psnr(np.array([1.0, 0.01])).tolist()
+    [-0.0, 20.0]
+    """
+    return -10 * np.log10(error)
+
+
 def ssim(image: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return the structural similarity of each pair of images, 1 for equal ones.
 

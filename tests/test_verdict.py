@@ -415,6 +415,7 @@ ALLOWED = {
     "05_fed_cdp.ipynb": {"not run: make record NB=05", "not run"},
     "06_dynamic_parameters.ipynb": {"not run: make record NB=06"},
     "07_fed_alpha_cdp.ipynb": {"not run: make record NB=07", "not run"},
+    "09_compensation.ipynb": {"not run: make record NB=09"},
 }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from fl_privacy_lib._checks import InputError, refuse
 from fl_privacy_lib.attacks.attack import describe_defense
 from fl_privacy_lib.attacks.objective import as_gradient
-from fl_privacy_lib.defenses.clipping import Gradient
+from fl_privacy_lib.defenses.slices import flat
 from fl_privacy_lib.federated.participation import Observation
 from fl_privacy_lib.models import Parameters
 
@@ -102,8 +102,3 @@ class LearnedInverter:
 
     def __str__(self) -> str:
         return "\n".join(f"{what:>15}: {value}" for what, value in self.describe())
-
-
-def flat(gradients: Gradient) -> torch.Tensor:
-    """Return tensors [n, …] as rows [n, d], in their order."""
-    return torch.cat([g.flatten(1) for g in gradients.values()], 1)

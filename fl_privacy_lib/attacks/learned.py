@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fl_privacy_lib._checks import in_range, positive, refuse, whole_number
-from fl_privacy_lib.attacks.inverter import LearnedInverter, flat
+from fl_privacy_lib.attacks.inverter import LearnedInverter
 from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.slices import flat
 from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.models import Parameters

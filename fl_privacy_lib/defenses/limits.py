@@ -133,7 +133,14 @@ def _not_clipped(defense: Route, late: Declaration) -> Reason | None:
 
 def _no_noise(defense: Route, tap: str) -> Reason:
     rules = sum(parts_before(defense, tap), ())
-    if any(part.says and part.says.noise for part in rules):
+    shares = [part.says.noise.share for part in rules if part.says and part.says.noise]
+    if shares and max(shares) < 1:
+        return (
+            "noise on a part",
+            f"{defense.name} adds noise to {max(shares):.0%} of the gradient and sends the rest as "
+            "it is: ε = ∞.",
+        )
+    if shares:
         return (
             "noise without a bound",
             f"the noise that {defense.name} adds is a fixed number for each coordinate, and "

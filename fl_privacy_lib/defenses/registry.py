@@ -11,6 +11,7 @@ from functools import partial
 from inspect import signature
 
 from fl_privacy_lib._checks import one_of
+from fl_privacy_lib.defenses import compensation, representation
 from fl_privacy_lib.defenses import methods as m
 from fl_privacy_lib.defenses.route import Defense
 
@@ -83,6 +84,10 @@ METHODS: dict[str, Method] = {
     "laplace": Method(
         "Laplace noise", _placed(partial(m.random_noise, distribution="laplace")), live=False
     ),
+    "risk_compensation": Method(
+        "slices and compensation", compensation.risk_compensated, live=False
+    ),
+    "pld": Method("Soteria", representation.soteria, live=False),
     "clipped": Method(
         "clipping alone",
         lambda clip_norm: m.fed_cdp(clip_norm=clip_norm, noise_scale=0.0),

@@ -79,6 +79,7 @@ class Noise:
     centred : bool
         Whether gradients are centred before clipping, so that an absent example moves a release
         like a replaced one.
+    share : float, in (0, 1], of the coordinates that get it; the others leave as they are
     """
 
     scale: Scheduled
@@ -86,6 +87,7 @@ class Noise:
     divide_by: str = "none"
     factor: float = 1.0
     centred: bool = False
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         in_range(0, float("inf"), scale=self.at(0), factor=self.factor)

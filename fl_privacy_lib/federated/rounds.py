@@ -211,7 +211,13 @@ def serve(
 ) -> Parameters:
     """Pass the round's sum through on_aggregate and its tap, and take the server's step."""
     generator = keyed_generator(job.train[0].device, job.plan.seed, round, "server")
-    server = Context(round, ids, [generator], state=state)
+    server = Context(
+        round,
+        ids,
+        [generator],
+        torch.tensor([*job.plan.client_weights(ids, job.partition.sizes.tolist()).values()]),
+        state,
+    )
     added, reports = total or (_zeros(weights), [])
     for client_reports in reports:
         for name, value in client_reports.items():

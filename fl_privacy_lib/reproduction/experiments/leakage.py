@@ -123,6 +123,9 @@ def measure(
             data.example_shape,
             attack_of(point, seed),
             batch_size=view.truth.shape[1],
+            labels=torch.as_tensor(view.labels).to(device)
+            if attack_of(point, seed).label_rule == "given"
+            else None,
             snapshots=snapshots if seed == point.seed else (),
             on_iteration=score,
         )

@@ -85,6 +85,7 @@ def summary(result: dict[str, np.ndarray], seeds: int) -> dict[str, dict[str, fl
     columns = {
         "attack_success_rate": result["success"],
         "mse": result["mse"],
+        "psnr": metrics.psnr(result["mse"]),
         "ssim": result["ssim"],
         "attack_iterations": result["iterations"],
         "success_by_50": result["success"] & (result["iterations"] <= 50),

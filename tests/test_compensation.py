@@ -51,9 +51,11 @@ from fl_privacy_lib.metrics import mse, psnr
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.comparison import select
+from fl_privacy_lib.reproduction.experiment import is_recorded, record_of
 from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.records import META
 from fl_privacy_lib.reproduction.verdict import at_setting, published_setting
 from fl_privacy_lib.sampling import Plan
 
@@ -649,7 +651,7 @@ def test_the_second_attack_runs_on_convnet():
 
 @pytest.mark.parametrize("form", [{"noise": "all"}, {"noise": "sliced"}])
 def test_the_noise_of_a_study_has_the_variance_that_is_told(form):
-    study = Study("law", columns=40, share=0.3, std=0.7, **form)
+    study = Study("law", columns=40, share=0.3, noise_std=0.7, **form)
     noise = torch.stack([study.noise_on(9600, dice(i)) for i in range(40)])
     told = study.stage.noise_variance(torch.full((10,), 0.1))
     assert float(noise.square().mean()) == pytest.approx(told, rel=0.1)
@@ -716,6 +718,14 @@ def test_a_claim_finds_the_rows_that_the_grid_would_record(name):
             for row in part.rows(part.datasets)]  # fmt: skip
     frame = pd.DataFrame(keys).assign(metric="m", mean=0.0)
     assert len(select(frame, entry["rows"]))
+
+
+def test_a_point_is_recorded_under_a_key_that_no_column_of_a_record_has(tmp_path):
+    for rows in recorded_points().values():
+        for row in rows[:3]:
+            assert not set(row.key) & {"metric", *META}
+            record = record_of("compensation/t", row.key, tmp_path / str(len(row.key)))
+            assert not is_recorded(record, row, record.frame())
 
 
 def test_the_claims_judge_made_up_rows_both_ways(tmp_path):

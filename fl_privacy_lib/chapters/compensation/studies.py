@@ -50,7 +50,7 @@ class Study:
     fold: str = "padded"
     ratio: float = 6.0
     share: float = 0.2
-    std: float = 0.1
+    noise_std: float = 0.1
     columns: int = 400
     draws: int = 100
     seed: int = 0
@@ -59,7 +59,7 @@ class Study:
     def stage(self) -> Compensation:
         """The server's stage, told a variance that is off by the factor."""
         share = self.share if self.noise == "sliced" else 1.0
-        std = self.std * self.factor**0.5
+        std = self.noise_std * self.factor**0.5
         return Compensation(
             std, share, self.ratio, self.variance, self.centred, self.keep, self.fold
         )
@@ -67,10 +67,10 @@ class Study:
     def noise_on(self, size: int, dice: torch.Generator) -> torch.Tensor:
         """Return the noise on the aggregate, [size]."""
         if self.noise == "all":
-            std = self.std * float(WEIGHTS.square().sum()) ** 0.5
+            std = self.noise_std * float(WEIGHTS.square().sum()) ** 0.5
             return std * torch.randn(size, generator=dice, dtype=torch.float64)
         cut = Slices(tuple(np.linspace(0, size, 11).astype(int).tolist()))
-        stage = SlicePerturbation(cut, self.share, self.std)
+        stage = SlicePerturbation(cut, self.share, self.noise_std)
         ctx = ClientContext(0, range(CLIENTS), [dice] * CLIENTS, WEIGHTS)
         stage.begin(ctx)
         sent = stage({"w": torch.zeros(CLIENTS, size, dtype=torch.float64)}, ctx)["w"]
@@ -119,7 +119,7 @@ def rank_one(study: Study, draw: int) -> torch.Tensor:
     left = torch.randn(round(study.ratio * study.columns), 1, generator=dice, dtype=torch.float64)
     right = torch.randn(1, study.columns, generator=dice, dtype=torch.float64)
     left = left if study.study == "low_rank" else torch.ones_like(left)
-    return (2 * study.std / CLIENTS**0.5 * left @ right).flatten()
+    return (2 * study.noise_std / CLIENTS**0.5 * left @ right).flatten()
 
 
 def aggregate_of(study: Study, draw: int) -> torch.Tensor:

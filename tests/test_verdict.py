@@ -170,7 +170,8 @@ def test_every_table_with_a_claim_or_a_published_twin_has_a_setting():
     claimed = {entry["table"] for entry in claims.load_claims() if "table" in entry}
     assert set(KNOWN) == claimed | {table for table in TABLES if has_published(table)}
     for table, setting in KNOWN.items():
-        assert setting and set(setting) <= set(measured(table)), table
+        frame = measured(table)  # a setting may be older than the first row
+        assert setting and (frame.empty or set(setting) <= set(frame)), table
 
 
 SIZES = ("victims", "rounds", "folds", "repetitions", "draws", "examples", "delta")

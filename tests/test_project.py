@@ -145,7 +145,7 @@ def test_a_notebook_imports_its_chapter_and_no_other(path):
 
 
 LARGER = {"fed_cdp": 429, "fedsel": 524}  # chapters above their budget of 290: no line more
-LIBRARY, COMPILED, CHAPTER = 6939, 726, 290
+LIBRARY, COMPILED, CHAPTER = 6957, 726, 290
 
 
 def logical_lines(path):

@@ -103,21 +103,21 @@ class SummedTraining(CentralTraining):
         return one.defense.events(one.plan(0), Holding(examples, examples, TENSORS))
 
 
-def calibrated(point: SummedTraining, examples: int, delta: float = DELTA) -> float:
+def calibrated(point: SummedTraining, examples: int, tolerance: float = 1e-4) -> float:
     """Return the smallest σ, to three decimals, at which a training's proved ε is its `epsilon`.
 
     Parameters
     ----------
     point : its `noise_scale` does not count
     examples : N of the training data
-    delta : in (0, 1)
+    tolerance : relative, > 0; the answer is on the noisier side
 
     Notes
     -----
-    Privacy loss distributions; one example added or removed.
+    Privacy loss distributions at δ = 1e-5; one example added or removed.
     """
     found = noise_for(
         point.epsilon, lambda scale: replace(point, noise_scale=scale).events(examples), "pld",
-        delta, tolerance=1e-4,
+        DELTA, tolerance,
     )  # fmt: skip
     return math.ceil(1000 * found) / 1000

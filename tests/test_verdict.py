@@ -422,6 +422,7 @@ ALLOWED = {
     "06_dynamic_parameters.ipynb": {"not run: make record NB=06"},
     "07_fed_alpha_cdp.ipynb": {"not run: make record NB=07", "not run"},
     "09_compensation.ipynb": {"not run: make record NB=09"},
+    "10_what_works.ipynb": {"not run: make record NB=10"},
 }
 
 

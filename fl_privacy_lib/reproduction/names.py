@@ -88,6 +88,19 @@ NAMES = {
     "pm_unscaled": "PM, flat, without its factor",
     "pm_rp": "PM, compressed",
 }
+NAMES |= {
+    "what_works": "What works",
+    "dp_fedsgd": "DP-FedSGD",
+    "distributed_noise": "distributed noise, secure aggregation",
+    "sees_sums": "who sees every sum",
+    "sees_updates": "who sees every client's update",
+    "noise_in_clients": "noise in every client",
+    "noise_on_sum": "noise once, on the sum",
+    "flat_clip": "whole gradient clipped",
+    "large_batches": "large batches, few steps",
+    "small_bound": "small bound",
+    "momentum": "momentum at the server",
+}
 NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
 NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{words}" for name in ("exp", "pe", "ps")
           for end, words in (("", ""), ("_rule", ", by the rule"))}  # fmt: skip

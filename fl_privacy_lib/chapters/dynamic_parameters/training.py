@@ -3,10 +3,8 @@
 A round has one local iteration, so the paper's iterations are the rounds of the route.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
-
-import numpy as np
 
 from fl_privacy_lib._checks import one_of
 from fl_privacy_lib.accounting.conventions import (
@@ -16,7 +14,6 @@ from fl_privacy_lib.accounting.conventions import (
     LINEAR_EPSILON,
     PRINTED_NOISE,
 )
-from fl_privacy_lib.data import Dataset, Partition, full_copies
 from fl_privacy_lib.defenses import (
     Clip,
     Defense,
@@ -28,8 +25,8 @@ from fl_privacy_lib.defenses import (
 from fl_privacy_lib.defenses.route import BatchNoise, PerExample
 from fl_privacy_lib.defenses.rules import LargestNorm
 from fl_privacy_lib.defenses.schedule import Scheduled
-from fl_privacy_lib.reproduction.experiments.training import MANY, Training
-from fl_privacy_lib.sampling import Plan
+from fl_privacy_lib.reproduction.experiments.central import CentralTraining
+from fl_privacy_lib.reproduction.experiments.training import MANY
 
 DYNAMIC = {
     "dp_baseline": (False, False),
@@ -60,7 +57,7 @@ LOOKS = 100  # evaluations of a training that is judged, on all test examples
 
 
 @dataclass(frozen=True)
-class Central(Training):
+class Central(CentralTraining):
     """One cell: a training of Dynamic parameters.
 
     Parameters
@@ -73,11 +70,7 @@ class Central(Training):
     variance : 'scaled' with the sensitivity, or 'fixed' at (σC)² whatever it is, as in Table VII
     """
 
-    setting: str = "batch"
-    clients: int = 1
-    participants: int = 1
     rounds: int = 10_000
-    local_iterations: int = 1
     batch_size: int = 600
     noise_scale_policy: str = "fixed"
     schedule: str = "epsilon"
@@ -129,25 +122,6 @@ class Central(Training):
         elif DYNAMIC.get(self.method, (False, False))[1]:
             level = LargestNorm(clip, "mean" if self.setting == "code" else "max")
         return Defense(self.method, PerExample(clip), BatchNoise(level, self.sigma, divide_by))
-
-    def plan(self, seed: int, rounds: int | None = None) -> Plan:
-        """Return the plan of one seed's training; every example is drawn by itself."""
-        return replace(super().plan(seed, rounds), batch_sampling="poisson")
-
-    def data(self) -> Dataset:
-        """Return all of the training data, measured on the test data where there are any."""
-        data = super().data()
-        return replace(
-            data,
-            train_x=np.concatenate([data.train_x, data.validation_x]),
-            train_y=np.concatenate([data.train_y, data.validation_y]),
-            validation_x=data.test_x, validation_y=data.test_y,
-            test_x=data.test_x[:0], test_y=data.test_y[:0],
-        ) if len(data.test_y) else data  # fmt: skip
-
-    def split(self, data: Dataset, rng: np.random.Generator) -> Partition:
-        """Give everything to the one client."""
-        return full_copies(len(data.train_y), 1)
 
     def looks(self) -> tuple[int, int | None]:
         """Return how often a training is looked at: if it is judged, so often that it can stop."""

@@ -1,0 +1,55 @@
+"""Training and recording the cells of what works (chapter 10)."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_privacy_lib.chapters.what_works.grid import PAPER, PARTS
+from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
+from fl_privacy_lib.chapters.what_works.training import SummedTraining
+from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
+from fl_privacy_lib.reproduction.experiments import training
+from fl_privacy_lib.reproduction.experiments.searching import tried_in
+from fl_privacy_lib.reproduction.paths import point_cache
+from fl_privacy_lib.reproduction.records import read_record
+
+SHOWN = {
+    "dataset": "", "epsilon": "ε=", "scope": "clip ", "noise_at": "noise at ", "batch_size": "B=",
+    "clip_norm": "C=", "noise_scale": "σ=", "rounds": "T=", "local_lr": "η=", "momentum": "γ=",
+}  # fmt: skip
+"""Setting → what stands before it in a line of progress."""
+
+
+@dataclass(frozen=True)
+class WhatWorksExperiment(Experiment):
+    """Chapter 10: trainings at an ε that is proved."""
+
+    chapter = "10"
+
+    def parts(self, settings: WhatWorks, folder: Path) -> list[Part]:
+        """Return every search and table."""
+
+        def rows(make: Any, datasets: tuple[str, ...]) -> list[Row]:
+            searched = folder / PAPER / "search.csv"
+            tried = tried_in(read_record(searched), SummedTraining) if searched.exists() else {}
+            return [row for d in datasets for row in make(settings, d, tried)]
+
+        return [
+            Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, long=True)
+            for name, (table, datasets, make) in PARTS.items()
+        ]
+
+    def run(self, point: Any, device: torch.device) -> Result:
+        """Train a point with all its seeds."""
+        return training.measure(point, device, point_cache(self.chapter) / "under_way")
+
+    def words(self, point: Any, result: Result) -> str:
+        """Return the setting and the accuracy."""
+        shown = [f"{sign}{vars(point)[name]}" for name, sign in SHOWN.items()]
+        return f"{' '.join(shown)}: accuracy {result['accuracy'].mean():.4f}"
+
+
+EXPERIMENT = WhatWorksExperiment()

@@ -1,0 +1,271 @@
+"""What works: shares of noise, the server's momentum, what is proved of a sum, cells and grid."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from defense_scenes import flat, of_std, setting
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+from fed_cdp_scenes import EveryTry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import WRONG_ALARM
+from scipy import stats
+
+from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.accounting.accountants import spend
+from fl_privacy_lib.accounting.conventions import DELTA
+from fl_privacy_lib.chapters.what_works import grid, run
+from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
+from fl_privacy_lib.chapters.what_works.shares import noise_left, noise_share
+from fl_privacy_lib.chapters.what_works.training import Momentum, SummedTraining, calibrated
+from fl_privacy_lib.data.partition import full_copies
+from fl_privacy_lib.defenses import Clip, Defense, Holding, PerExample
+from fl_privacy_lib.defenses.route import BatchNoise
+from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.reproduction.experiments import training
+from fl_privacy_lib.reproduction.experiments.searching import judged
+from fl_privacy_lib.reproduction.paths import ROOT
+from fl_privacy_lib.sampling import Plan
+
+FULL = WhatWorks.of_profile("full")
+
+# ---- shares --------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.01, 100), st.integers(2, 5000), st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_margin_covers_exactly_as_many_as_it_says(z, clients, data):
+    margin = data.draw(st.integers(0, clients - 1))
+    dropped = data.draw(st.integers(0, clients - 1))
+    colluding = data.draw(st.integers(0, clients - 1 - dropped))
+    left = noise_left(noise_share(z, clients, margin), clients, dropped, colluding)
+    # the law that the names promise, beside the closed form
+    assert (left >= z * (1 - 1e-9)) == (dropped + colluding <= margin)
+    assert left**2 == pytest.approx(z**2 * (clients - dropped - colluding) / (clients - margin))
+
+
+@pytest.mark.parametrize(("dropped", "colluding"), [(0, 0), (7, 0), (0, 5), (8, 4)])
+def test_the_noise_that_a_server_cannot_subtract_is_normal_with_what_is_left(dropped, colluding):
+    clients, many, share = 20, 40_000, noise_share(3.0, 20, margin=4)
+    shares = np.random.default_rng(7).normal(0, share, (clients, many))
+    arrived = shares[dropped:].sum(0)
+    secret = arrived - shares[clients - colluding :].sum(0)
+    left = noise_left(share, clients, dropped, colluding)
+    assert of_std(torch.from_numpy(secret), left)
+    assert not of_std(torch.from_numpy(secret), 1.05 * left)
+    assert stats.kstest(secret / left, "norm").pvalue > WRONG_ALARM
+
+
+@pytest.mark.parametrize("dropped", [0, 3, 12])
+def test_the_routes_sum_carries_what_is_left_of_the_shares(dropped):
+    clients, size, bound = 16, 4, 1e-4  # gradients are nothing beside the noise
+    share, here = noise_share(2.0, clients, margin=3), clients - dropped
+    model, train, partition = setting(clients=here)
+    clip = Clip(bound, "all")
+    defense = Defense("share", PerExample(clip), BatchNoise(clip, share))
+    plan = Plan(here, here, 1, 1, size, batch_sampling="poisson", local_lr=1.0)
+    tap = Tap("aggregate")
+    mean = flat(
+        simulate(model, train, partition, plan, defense, taps=[tap]).observations[tap].values
+    )
+    total = mean * here * size  # of all clients, in units of the gradient
+    left = bound * noise_left(share, clients, dropped)
+    assert of_std(total, left) and not of_std(total, 1.05 * left)
+
+
+def test_without_noise_the_clients_sum_is_the_central_one():
+    model, train, _ = setting(clients=4, examples_per_client=8)
+    clip = Clip(0.01, "all")
+    defense = Defense("clip", PerExample(clip))
+    tap, found = Tap("aggregate"), []
+    for clients in (1, 4):
+        parts = np.split(np.arange(32), clients)
+        partition = replace(full_copies(32, 1), indices=tuple(parts))
+        plan = Plan(clients, clients, 1, 1, 32 // clients, batch_sampling="poisson", local_lr=1.0)
+        seen = simulate(model, train, partition, plan, defense, taps=[tap]).observations[tap]
+        found.append(flat(seen.values))
+    assert float(found[0].norm()) > 0
+    assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "word"),
+    [
+        (noise_share, (0.0, 10), "noise_multiplier = 0.0"),
+        (noise_share, (1.0, 0), "clients = 0"),
+        (noise_share, (1.0, 10, 10), "margin = 10 must lie between 0 and 9"),
+        (noise_left, (1.0, 10, -1), "dropped = -1"),
+        (noise_left, (1.0, 10, 6, 4), "dropped = 6 and colluding = 4 leave none"),
+    ],
+)
+def test_a_bad_number_of_clients_gets_one_sentence(function, values, word):
+    with pytest.raises(InputError) as error:
+        function(*values)
+    assert word in str(error.value) and str(error.value).endswith(".")
+
+
+# ---- momentum ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_the_servers_momentum_is_that_of_torch(decay):
+    model, (x, y), _ = setting(clients=1, examples_per_client=12)
+    plan = Plan(1, 1, 6, 1, 12, batch_sampling="poisson", local_lr=0.05)
+    ours = simulate(model, (x, y), full_copies(12, 1), plan,
+                    Defense("momentum", on_aggregate=Momentum(decay))).weights  # fmt: skip
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=decay)
+    for _ in range(6):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    for name, w in model.named_parameters():
+        assert torch.allclose(ours[name], w, atol=1e-6)
+
+
+def test_momentum_costs_nothing_and_is_kept_over_an_interruption(tmp_path):
+    model, train, _ = setting(clients=1, examples_per_client=40)
+    clip = Clip(0.1, "all")
+    with_it, without = (
+        Defense("m", PerExample(clip), BatchNoise(clip, 2.0), on_aggregate=stage)
+        for stage in (Momentum(), None)
+    )
+    plan = Plan(1, 1, 5, 1, 8, batch_sampling="poisson", local_lr=0.5)
+    held = Holding(40, 40, 3)
+    assert with_it.events(plan, held) == without.events(plan, held)
+    about = (model, train, full_copies(40, 1), plan, with_it)
+
+    def stop(report):
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "c.pt"
+    with pytest.raises(KeyboardInterrupt):
+        simulate(*about, checkpoint=path, on_round=stop)
+    resumed = simulate(*about, checkpoint=path, resume=True).weights
+    whole = simulate(*about).weights
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+# ---- what is proved ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["all", "layer"])
+def test_a_sums_events_are_those_of_plain_dp_sgd(scope):
+    point = SummedTraining("mnist", noise_scale=3.0, scope=scope)
+    (event,) = point.events(60_000)
+    z = 3.0 if scope == "all" else 3.0 / math.sqrt(3)
+    assert event.noise_multiplier == pytest.approx(z)
+    assert event.sampling_rate == pytest.approx(2048 / 60_000)
+    assert (event.uses, event.unit, event.relation) == (400, "example", "add_remove")
+    # who sees one client's own sum finds the same noise there, whatever the others add
+    assert replace(point, noise_at="client").events(60_000) == (event,)
+
+
+def test_noise_in_every_client_is_that_of_k_clients_on_their_sum():
+    one, each = (SummedTraining("mnist", noise_scale=3.0, noise_at=at) for at in ("sum", "client"))
+    ratio = each.defense.per_batch.noise_scale / one.defense.per_batch.noise_scale
+    assert ratio == pytest.approx(math.sqrt(1000))
+
+
+@pytest.mark.parametrize("epsilon", grid.NOISE)
+def test_the_grids_noise_is_calibrated_to_its_epsilon(epsilon):
+    point = grid.training(FULL, "mnist", epsilon)
+    proved = spend(point.events(grid.EXAMPLES["mnist"]), "pld", DELTA).epsilon
+    assert 0.995 * epsilon < proved <= epsilon
+
+
+def test_every_step_of_the_waterfall_has_the_claimed_epsilon_and_as_many_gradients():
+    ends = [grid.training(FULL, "mnist", grid.CLAIMED, **c) for c in grid.STEPS.values()]
+    for z in {(p.noise_scale, p.scope, p.batch_size, p.rounds): p for p in ends}.values():
+        assert 0.998 * 0.82 < spend(z.events(60_000), "pld", DELTA).epsilon <= 0.82
+        assert z.batch_size * z.rounds == pytest.approx(2048 * 400, rel=1e-3)
+    assert ends[-1] == grid.middle_of(FULL)
+
+
+def test_proved_epsilon_agrees_with_two_peers():
+    opacus = pytest.importorskip("opacus.accountants")
+    point = grid.training(FULL, "mnist", grid.CLAIMED)
+    (event,) = point.events(60_000)
+    ours = spend(event, "pld", DELTA).epsilon
+    google = PLDAccountant().compose(
+        PoissonSampledDpEvent(event.sampling_rate, GaussianDpEvent(event.noise_multiplier)), 400
+    )
+    assert ours == pytest.approx(google.get_epsilon(DELTA), rel=0.01)
+    peer = opacus.PRVAccountant()
+    peer.history = [(event.noise_multiplier, event.sampling_rate, 400)]
+    assert ours == pytest.approx(peer.get_epsilon(delta=DELTA, eps_error=0.002), rel=0.01)
+
+
+def test_calibration_returns_the_least_noise_to_three_decimals():
+    point = SummedTraining("mnist", epsilon=0.3)
+    scale = calibrated(point, 60_000)
+    assert scale == round(scale, 3) == grid.NOISE[0.3]
+    costs = [spend(replace(point, noise_scale=s).events(60_000), "pld", DELTA).epsilon
+             for s in (scale, scale - 0.003)]  # fmt: skip
+    assert costs[0] <= 0.3 < costs[1]
+
+
+# ---- cells and grid ------------------------------------------------------------------------------
+
+
+def test_a_recorded_row_names_its_training():
+    rows = [*itertools.chain.from_iterable(
+        make(FULL, d, EveryTry()) for name, (_, datasets, make) in grid.PARTS.items()
+        if not name.startswith("search") for d in datasets
+    )]  # fmt: skip
+    assert len(rows) == 2 + 6 + 3 + 5
+    for row in rows:
+        text = {k: str(v) for k, v in row.key.items()}
+        assert training.point_of(text, SummedTraining) == row.points[0]
+        assert row.key["delta"] == 1e-5 and row.key["unit"] == "example"
+        assert row.key["adversary"] == ("sees_updates" if row.key.get("step") == "noise_in_clients"
+                                        else "sees_sums")  # fmt: skip
+
+
+def test_a_rate_is_searched_where_a_claim_judges_and_taken_over_elsewhere():
+    cells = grid.frontier_cells(tuple(grid.NOISE), FULL, "mnist")
+    asked = {c.point.epsilon: len(c.search(EveryTry()).asked) for c in cells}
+    assert asked[0.82] >= 12 and asked[3.0] == 3
+    assert [asked[e] for e in (0.3, 1.5, 8.0)] == [0, 0, 0]
+    taken = grid.frontier_cells(tuple(grid.NOISE), FULL, "fashion_mnist")
+    assert all(not c.search(EveryTry()).asked for c in taken)
+    rows = judged(taken, EveryTry())
+    assert {row.points[0].local_lr for row in rows} == {0.0158}
+
+
+def test_a_steps_rates_lie_around_the_ends_for_a_step_of_equal_length():
+    found = {c.keys["step"]: c for c in grid.waterfall_cells(FULL, "mnist")}
+    assert found["small_bound"].factor == pytest.approx(10)  # no momentum: 1/(1 - 0.9)
+    assert found["flat_clip"].factor == pytest.approx(10 * 0.1 / 4)
+    assert list(found) == [*grid.STEPS][::-1]
+
+
+def test_parts_have_names_of_their_own_and_tables_that_are_judged(tmp_path):
+    parts = run.EXPERIMENT.parts(FULL, tmp_path)
+    assert len({part.name for part in parts}) == len(parts)
+    known = yaml.safe_load((ROOT / "results/settings.yml").read_text())
+    claims = yaml.safe_load((ROOT / "results/claims.yml").read_text())
+    wanted = {c["table"] for c in claims if c["chapter"] == "10" and "table" in c}
+    recorded = {part.table for part in parts}
+    assert wanted and wanted <= recorded & set(known)
+    (asked, *rest) = (part.rows(part.datasets) for part in parts)
+    assert len(asked) == 7 and {p.rounds for row in asked for p in row.points} == {40}
+    assert not any(rows for part, rows in zip(parts[1:], rest, strict=True)
+                   if not part.name.startswith("search"))  # fmt: skip
+
+
+def test_a_cell_trains_and_learns_without_noise(tmp_path):
+    point = SummedTraining("digits", noise_scale=0.0, rounds=30, batch_size=200, local_lr=0.5)
+    result = training.measure(point, torch.device("cpu"), tmp_path)
+    assert result["accuracy"][0] > 0.6 > 3 * result["guess"][0]
+
+
+def test_a_margin_has_to_leave_somebody():
+    with pytest.raises(InputError, match="margin = 20 is more than clients = 10"):
+        WhatWorks.checked(clients=10, margin=20)

@@ -21,7 +21,7 @@ from sphinx.util.docutils import ReferenceRole, SphinxDirective
 
 from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.reproduction.figures import named
-from fl_privacy_lib.reproduction.paths import RESULTS
+from fl_privacy_lib.reproduction.paths import MEASURED, RESULTS
 from fl_privacy_lib.reproduction.tables import summary_table
 from fl_privacy_lib.reproduction.verdict import Status
 
@@ -48,7 +48,9 @@ def link(address: str, words: str, attributes: str = "") -> str:
 
 
 def record_link(table: str, words: str) -> str:
-    """Return a link to the local copy of a record."""
+    """Return a link to the local copy of a record, or words where nothing is recorded yet."""
+    if not (MEASURED / f"{table}.csv").exists():
+        return "no record yet"
     return link(f"../{RECORDS}/measured/{table}.csv", words, " download")
 
 

@@ -99,7 +99,7 @@ NAMES |= {
     "flat_clip": "whole gradient clipped",
     "large_batches": "large batches, few steps",
     "small_bound": "small bound",
-    "momentum": "momentum at the server",
+    "momentum": "the recipe, with momentum",
 }
 NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
 NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{words}" for name in ("exp", "pe", "ps")

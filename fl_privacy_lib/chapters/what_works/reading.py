@@ -54,7 +54,7 @@ def _of_clients(cell: dict[str, Any]) -> float:
 def _central(cell: dict[str, Any]) -> float:
     """Return the ε of one example in a central training of chapter 06."""
     clip, scale, size = (float(cell[n]) for n in ("clip_norm", "noise_scale", "batch_size"))
-    both = {"clip_norm": clip, "noise_scale": scale}
+    both: dict[str, Any] = {"clip_norm": clip, "noise_scale": scale}
     plain: dict[str, Any] = {  # a bound that falls takes its noise along, at an equal multiplier
         "dp_baseline": fed_cdp("batch", **both), "dp_dyns_cdecay": fed_cdp("batch", **both),
         "dp_flat": fed_cdp("batch", scope="all", **both),

@@ -86,8 +86,8 @@ def risk_balanced(sizes: Sequence[int], risks: Sequence[float], count: int) -> S
 
     Examples
     --------
-    >>> risk_balanced([4, 4], [3.0, 1.0], 2).edges
-    (0, 3, 8)
+    >>> risk_balanced([4, 3], [3.0, 1.0], 2).edges
+    (0, 3, 7)
     """
     whole_number(1, slices=count)
     block = math.gcd(*sizes)

@@ -37,7 +37,7 @@ class CompensationExperiment(Experiment):
         for attack in ATTACKS:
             parts += [
                 Part(f"{PAPER}/{table}", partial(attacked, make, attack), DATASETS,
-                     f"{table}_{attack}", long=attack == "gia")
+                     f"{table}_{attack}", long=True)
                 for table, make in tables.items()
             ]  # fmt: skip
         return parts

@@ -38,7 +38,7 @@ class WhatWorksExperiment(Experiment):
             return [row for d in datasets for row in make(settings, d, tried)]
 
         return [
-            Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, long=True)
+            Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, name.endswith("_fashion"))
             for name, (table, datasets, make) in PARTS.items()
         ]
 

@@ -25,9 +25,14 @@ from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.recompute import epsilon_schedule
 from fl_privacy_lib.accounting.schedules import ledger_of, rounded_down
 from fl_privacy_lib.audit import statement
-from fl_privacy_lib.audit.distinguishing import allowed_advantage, level_advantage
 from fl_privacy_lib.chapters.dynamic_parameters import distinguishing, grid, run
-from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, measure_game, play
+from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import (
+    Game,
+    allowed_advantage,
+    level_advantage,
+    measure_game,
+    play,
+)
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.data import load

@@ -217,9 +217,9 @@ def _proved(
     distribution = participations(plan, holders)
     epsilon = mixture_epsilon(distribution, released.mu, delta)
     if released.rounds and plan.client_sampling != "one_pass":  # each round has a μ of its own
-        shifts = [math.sqrt(released.uses) / z for z in released.rounds]
-        exact = mixture_epsilon(*weighted_participations(plan, holders, shifts), delta)
-        epsilon = min(epsilon, exact)
+        by_round = weighted_participations(
+            plan, holders, [math.sqrt(released.uses) / z for z in released.rounds])  # fmt: skip
+        epsilon = min(epsilon, mixture_epsilon(*by_round, delta))
     mean = plan.client_rate * plan.rounds * holders
     copies = ("copies", f"{holders} clients hold the example, and each of them uses it.")
     seen = (

@@ -15,7 +15,7 @@ from fl_privacy_lib.reproduction.comparison import Comparison, compare, measured
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.verdict import Status
+from fl_privacy_lib.reproduction.verdict import Status, learns
 
 
 class Table:
@@ -87,6 +87,17 @@ def rate(mean: float, n: float) -> str:
     """
     low, high = wilson_interval(mean * n, n)
     return f"{100 * mean:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def spread(mean: float, std: float, seeds: int | str) -> str:
+    """Return an accuracy with its standard deviation over seeds, where there are some."""
+    return f"{mean:.3f} ± {std:.3f}" if int(seeds) > 1 else f"{mean:.3f}"
+
+
+def outcome(cell: Mapping[str, Any]) -> str:
+    """Return a recorded accuracy with its spread; † it diverged in a seed, ‡ it has not learned."""
+    reached = spread(cell["accuracy"], cell["accuracy_std"], cell["seeds"])
+    return f"{reached} {'†' * bool(cell.get('diverged', 0))}{'‡' * (not learns(cell))}".rstrip()
 
 
 def number(value: float) -> str:

@@ -96,13 +96,12 @@ REPAIRS: list[Arm] = [
 """Methods at the ε that is proved of the baseline: its three tensors have σ/√3 as multiplier."""
 COLUMNS = {
     "table_4": ("table_4", ("mnist",), FIRST),
-    "table_8": ("noise_scales", ("mnist",),
-                      arms(("dp_dynsigma",), noise_scale_policy=tuple(POLICIES))),
+    "table_8": ("noise_scales", ("mnist",), arms(
+        ("dp_dynsigma",), noise_scale_policy=tuple(POLICIES))),
     "repairs": ("repairs", ("mnist",), REPAIRS),
     "table_4_clips": ("table_4", ("mnist",), OTHER_CLIPS),
     "readings": ("table_4", ("mnist",), READINGS),
-    "table_8_rest": ("noise_scales", ("mnist",),
-                           arms(
+    "table_8_rest": ("noise_scales", ("mnist",), arms(
         ("dp_dyns_cdecay_sigma", "dp_dyns_l2max_sigma", "dp_dyns_sigma"),
         noise_scale_policy=tuple(POLICIES))),
     "printed": ("noise_scales", ("mnist",), arms(

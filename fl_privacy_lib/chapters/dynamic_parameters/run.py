@@ -14,10 +14,9 @@ from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments import cells, training
 from fl_privacy_lib.reproduction.experiments.cells import ThreatCell
-from fl_privacy_lib.reproduction.experiments.searching import tried_in
+from fl_privacy_lib.reproduction.experiments.searching import recorded_tries
 from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.paths import point_cache
-from fl_privacy_lib.reproduction.records import read_record
 
 SHOWN = {
     "dataset": "", "method": "", "arm": "", "noise_scale_policy": "", "batch_size": "B=",
@@ -36,8 +35,7 @@ class DynamicParametersExperiment(Experiment):
         """Return every search and table; what is read off the trainings costs nothing more."""
 
         def rows(make: Any, datasets: tuple[str, ...]) -> list[Row]:
-            searched = folder / PAPER / "search.csv"
-            tried = tried_in(read_record(searched), Central) if searched.exists() else {}
+            tried = recorded_tries(folder / PAPER / "search.csv", Central)
             return [row for d in datasets for row in make(settings, d, tried)]
 
         return [

@@ -9,14 +9,12 @@ from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.audit import statement
 from fl_privacy_lib.chapters.what_works.shares import noise_left, noise_share
-from fl_privacy_lib.chapters.what_works.training import TENSORS, SummedTraining
+from fl_privacy_lib.chapters.what_works.training import SummedTraining
 from fl_privacy_lib.defenses import Defense, Holding, fed_cdp, quantile_clipped
 from fl_privacy_lib.reproduction.comparison import cells, measured
+from fl_privacy_lib.reproduction.experiments.spending import TENSORS, holding
 from fl_privacy_lib.reproduction.experiments.training import Training, point_of
 from fl_privacy_lib.sampling import Plan
-
-CLIENTS = Holding(50_000, 500, TENSORS, 10, 3, 500)
-"""How MNIST lies among the papers' 1,000 clients; chapter 05's, so that no data are needed here."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def _proved(defense: Defense, plan: Plan, holding: Holding) -> float:
 def _of_clients(cell: dict[str, Any]) -> float:
     """Return the ε of one example in a federated training of chapter 05."""
     point = point_of(cell, Training)
-    return _proved(point.defense, point.plan(0), CLIENTS)
+    return _proved(point.defense, point.plan(0), holding(point.dataset, point.clients))
 
 
 def _central(cell: dict[str, Any]) -> float:

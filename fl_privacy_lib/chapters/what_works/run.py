@@ -12,9 +12,8 @@ from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
 from fl_privacy_lib.chapters.what_works.training import SummedTraining
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments import training
-from fl_privacy_lib.reproduction.experiments.searching import tried_in
+from fl_privacy_lib.reproduction.experiments.searching import recorded_tries
 from fl_privacy_lib.reproduction.paths import point_cache
-from fl_privacy_lib.reproduction.records import read_record
 
 SHOWN = {
     "dataset": "", "epsilon": "ε=", "scope": "clip ", "noise_at": "noise at ", "batch_size": "B=",
@@ -33,8 +32,7 @@ class WhatWorksExperiment(Experiment):
         """Return every search and table."""
 
         def rows(make: Any, datasets: tuple[str, ...]) -> list[Row]:
-            searched = folder / PAPER / "search.csv"
-            tried = tried_in(read_record(searched), SummedTraining) if searched.exists() else {}
+            tried = recorded_tries(folder / PAPER / "search.csv", SummedTraining)
             return [row for d in datasets for row in make(settings, d, tried)]
 
         return [

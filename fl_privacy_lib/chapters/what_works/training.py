@@ -19,8 +19,8 @@ from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.route import BatchNoise, PerExample
 from fl_privacy_lib.defenses.stage import Transformation
 from fl_privacy_lib.reproduction.experiments.central import CentralTraining
+from fl_privacy_lib.reproduction.experiments.spending import TENSORS
 
-TENSORS = 3  # of the network
 NOISE_AT = ("sum", "client")
 """Who is kept from the noiseless value: who sees the sum, or who sees every client's own."""
 ADVERSARY = {"sum": "sees_sums", "client": "sees_updates"}

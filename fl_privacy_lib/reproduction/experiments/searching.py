@@ -7,6 +7,7 @@ more as their rows are recorded, and the rows that are then `judged`.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fl_privacy_lib.reproduction.comparison import cells
 from fl_privacy_lib.reproduction.experiment import Result, Row
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.experiments.training import SMALL, Training, fold_count, point_of
-from fl_privacy_lib.reproduction.records import Values, numbers
+from fl_privacy_lib.reproduction.records import Values, numbers, read_record
 from fl_privacy_lib.reproduction.search import Search, Tries, Try, search, stages_of, step_near
 from fl_privacy_lib.reproduction.verdict import learns
 
@@ -58,6 +59,11 @@ def tried_in(searched: pd.DataFrame, kind: type[Training] = Training) -> Tried:
             accuracy, error, cell["diverged"] == 0 and learns(cell)
         )
     return dict(tried)
+
+
+def recorded_tries(path: Path, kind: type[Training]) -> Tried:
+    """Return what a record of searches says; nothing where there is none yet."""
+    return tried_in(read_record(path), kind) if path.exists() else {}
 
 
 def _without_rate(point: Training) -> Training:

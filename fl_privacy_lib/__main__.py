@@ -96,7 +96,7 @@ def _dispatch(options: argparse.Namespace) -> int:
         case "serve":
             _serve(options.port)
         case "summary":
-            from fl_privacy_lib.reproduction.summary import write_summary
+            from fl_privacy_lib.reproduction.tables import write_summary
 
             write_summary()
         case "params":

@@ -19,7 +19,9 @@ from fl_privacy_lib._checks import InputError, one_of
 Parameters = dict[str, torch.Tensor]
 
 
-def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
+def training_cnn(
+    shape: tuple[int, int, int], classes: int, activation: type[nn.Module] = nn.ReLU
+) -> nn.Sequential:
     """Return the CNN that the Fed-CDP papers train.
 
     Two valid 3×3 convolutions (32 and 64 channels, ReLU, 2×2 max-pooling) and one dense layer; no
@@ -30,6 +32,7 @@ def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
     ----------
     shape : (channels, height, width)
     classes : int, number of logits
+    activation : class of the module after each convolution
 
     Raises
     ------
@@ -52,8 +55,8 @@ def training_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
     if min(side) < 1:
         raise InputError(f"the CNN needs images of at least 10 × 10, not {height} × {width}.")
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, 32, 3, bias=False), activation(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, bias=False), activation(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(64 * side[0] * side[1], classes, bias=False),
     )  # fmt: skip
 
@@ -108,34 +111,6 @@ def mlp(features: int, classes: int, hidden: tuple[int, ...] = (600, 100)) -> nn
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes, bias=False))
 
 
-class Margin(nn.Module):
-    """From one margin to two logits, 0 and m: the softmax is then the logistic function of m."""
-
-    def forward(self, m: torch.Tensor) -> torch.Tensor:
-        """Return [N, 2] of m [N, 1]."""
-        return nn.functional.pad(m, (1, 0))
-
-
-def linear_margin(features: int) -> nn.Sequential:
-    """Return a linear model of d weights without bias for two classes, all weights 0.
-
-    Under the cross-entropy it is logistic regression; `federated.gradients.MarginLoss` has the
-    hinge loss as well.
-
-    Notes
-    -----
-    Source: FedSel, section 5.1; its dimension d is the number of features.
-
-    Examples
-    --------
-    >>> linear_margin(3)(torch.ones(1, 3))
-    tensor([[0., 0.]], grad_fn=<ConstantPadNdBackward0>)
-    """
-    linear = nn.Linear(features, 1, bias=False)
-    nn.init.zeros_(linear.weight)
-    return nn.Sequential(linear, Margin())
-
-
 def init_uniform(
     model: nn.Module, generator: torch.Generator, half_width: float = 0.5
 ) -> nn.Module:
@@ -164,12 +139,13 @@ def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> nn.Module:
-    """Return an initialised model by name: 'training_cnn', 'attacked_lenet' or 'mlp'.
+    """Return an initialised model by name.
 
-    Each gets the initialisation its paper used: Glorot for trained networks, U(−0.5, 0.5) for the
+    'training_cnn', 'training_cnn_tanh' (with bounded activations), 'attacked_lenet' or 'mlp'. Each
+    gets the initialisation its paper used: Glorot for trained networks, U(−0.5, 0.5) for the
     attacked one.
     """
-    one_of(["training_cnn", "attacked_lenet", "mlp"], model=name)
+    one_of(["training_cnn", "training_cnn_tanh", "attacked_lenet", "mlp"], model=name)
     if name == "mlp":
         return init_glorot(mlp(prod(shape), classes), generator)
     if len(shape) != 3:
@@ -178,7 +154,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Gene
         )
     if name == "attacked_lenet":
         return init_uniform(attacked_lenet(shape, classes), generator)
-    return init_glorot(training_cnn(shape, classes), generator)
+    activation = nn.Tanh if name == "training_cnn_tanh" else nn.ReLU
+    return init_glorot(training_cnn(shape, classes, activation), generator)
 
 
 def parameters_of(model: nn.Module) -> Parameters:

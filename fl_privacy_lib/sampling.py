@@ -6,7 +6,6 @@ the draws are asked for changes nothing.
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
@@ -42,18 +41,14 @@ class Plan:
         B, examples in a batch; under ``"poisson"`` their expected number.
     client_sampling : {"fixed", "poisson", "one_pass"}
         ``fixed``: K_t different clients, uniformly. ``poisson``: each client with probability K_t /
-        K, independently; a round may be empty. ``one_pass``: each epoch of K // K_t rounds has a
+        K, independently; a round may be empty, and an update counts 1/K_t in the aggregate all the
+        same. ``one_pass``: each epoch of K // K_t rounds has a
         fresh order of all clients, cut into rounds of K_t; the K mod K_t at its end sit this epoch
         out.
     batch_sampling : {"one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"}
         See the notes.
     local_lr, server_lr : float
         Learning rates of the client's iterations and of the server's step.
-    client_weighting : {"uniform", "num_examples"}
-        What an update counts for in the aggregate. ``uniform``: 1/K_t each, as in the papers,
-        whatever the clients hold and however many Poisson sampling drew. ``num_examples``: n_k/n
-        over the round's participants, as in federated averaging (McMahan et al. 2017); the sizes
-        n_k are then public.
     seed : int
         0 to 2**63 - 1; the only source of randomness.
 
@@ -71,7 +66,7 @@ class Plan:
       neighbours that differ by adding or removing. ``fixed``: the same rate, but sampling without
       replacement, which needs its own bound (neighbours that differ by replacing); the Poisson
       accountant does not cover it. ``one_pass``: each client takes part at most once an epoch, and
-      nothing is gained against who sees in which round.
+      nothing is gained against anyone who sees in which round.
     - Batches ``one_pass_fixed``: each client has one order for all rounds, and the batches follow
       it. An example is used at the same iteration whenever its client takes part. No amplification
       inside a participation: one use (or `uses_per_participation`) for each time its client takes
@@ -112,7 +107,6 @@ class Plan:
     local_lr: float
     server_lr: float = 1.0
     seed: int = 0
-    client_weighting: str = "uniform"
 
     def __post_init__(self) -> None:
         counts = ("clients", "participants", "rounds", "local_iterations", "batch_size")
@@ -129,7 +123,6 @@ class Plan:
         )
         one_of(CLIENT_SAMPLINGS, client_sampling=self.client_sampling)
         one_of(BATCH_SAMPLINGS, batch_sampling=self.batch_sampling)
-        one_of(("uniform", "num_examples"), client_weighting=self.client_weighting)
         positive(local_lr=self.local_lr, server_lr=self.server_lr)
 
     @property
@@ -159,25 +152,6 @@ class Plan:
         if self.client_sampling == "poisson":
             return np.flatnonzero(rng.random(self.clients) < self.client_rate)
         return np.sort(rng.choice(self.clients, self.participants, replace=False))
-
-    def client_weights(self, ids: Sequence[int], sizes: Sequence[int]) -> dict[int, float]:
-        """Return the weight of each participant of a round in the aggregate, by client.
-
-        Parameters
-        ----------
-        ids : the round's participants
-        sizes : n_k, examples of all K clients
-
-        Examples
-        --------
-        >>> plan = Plan(3, 2, 1, 1, 1, local_lr=0.1, client_weighting="num_examples")
-        >>> plan.client_weights([0, 2], [10, 5, 30])
-        {0: 0.25, 2: 0.75}
-        """
-        if self.client_weighting == "uniform":
-            return dict.fromkeys(ids, 1 / self.participants)
-        total = sum(int(sizes[client]) for client in ids)
-        return {client: int(sizes[client]) / total for client in ids}
 
     def batches(self, client: int, client_size: int, round: int) -> list[np.ndarray]:
         """Return the examples of a client's participation, one array for each local iteration.

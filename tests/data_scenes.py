@@ -6,7 +6,7 @@ import numpy as np
 
 from fl_privacy_lib.data import DATASETS
 
-MNIST_FILES = [forms[0].path for forms in DATASETS["mnist"].layouts[0].files]
+MNIST_FILES = [forms[0][0] for forms in DATASETS["mnist"].layouts[0].files]
 
 
 def check_form(data):

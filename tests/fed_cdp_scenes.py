@@ -1,7 +1,7 @@
 """What the tests of Fed-CDP's cells share."""
 
 from fl_privacy_lib.chapters.fed_cdp.rates import Recorded
-from fl_privacy_lib.reproduction.search import Try, step_near
+from fl_privacy_lib.reproduction.experiments.searching import Try, step_near
 
 
 class EveryRate(dict):

@@ -18,11 +18,11 @@ from fl_privacy_lib.accounting.accountants import (
     spending_curve,
 )
 from fl_privacy_lib.accounting.composition import (
-    StepSums,
     amplified,
     composed,
     composition_spending,
     step_epsilon,
+    step_sums,
     textbook_failures,
 )
 from fl_privacy_lib.accounting.events import Event, Ledger
@@ -76,7 +76,7 @@ def test_each_of_the_three_bounds_is_the_smallest_somewhere():
     """Otherwise the minimum would be an ornament."""
     winners = set()
     for uses, rate in ((1, 0.5), (10_000, 0.01), (50, 0.01)):
-        sums = StepSums.over(Ledger.of(Event(rate, 6.0, "example", "add_remove", uses=uses)))
+        sums = step_sums(Ledger.of(Event(rate, 6.0, "example", "add_remove", uses=uses)))
         terms = {
             name: float(composed(sums, name))
             for name in ("base", "advanced_tanh", "optimal_third_term")

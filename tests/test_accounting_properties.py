@@ -12,7 +12,7 @@ from fl_privacy_lib.accounting.accountants import (
     spend,
     spending_curve,
 )
-from fl_privacy_lib.accounting.composition import StepSums, composed
+from fl_privacy_lib.accounting.composition import composed, step_sums
 from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, epsilon_from_rdp, total_rdp
 from fl_privacy_lib.accounting.schedules import (
@@ -97,7 +97,7 @@ def test_the_curve_rises_to_the_spending(accountant, events, delta):
 @settings(max_examples=60, deadline=None)
 @given(events=st.lists(st.tuples(RATES, NOISE, STEPS), min_size=1, max_size=4), slack=DELTAS)
 def test_a_minimum_is_at_most_each_of_its_terms(events, slack):
-    sums = StepSums.over(Ledger(tuple(step(*event) for event in events)))
+    sums = step_sums(Ledger(tuple(step(*event) for event in events)))
     least = composed(sums, "optimal", slack)
     for theorem in ("base", "advanced_tanh", "optimal_third_term"):
         assert least <= composed(sums, theorem, slack)

@@ -13,8 +13,8 @@ from oracles import clip as naive_clip
 from oracles import dlg_one_victim, gradient_of
 
 from fl_privacy_lib.attacks import Attack, infer_labels, reconstruct
+from fl_privacy_lib.attacks.attack import start
 from fl_privacy_lib.attacks.objective import Evidence, as_gradient, matching_objective, replay
-from fl_privacy_lib.attacks.starts import start
 from fl_privacy_lib.data import Partition
 from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, fed_sdp, non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
@@ -305,7 +305,7 @@ def test_an_attack_out_of_budget_says_so():
 
 def test_noise_makes_attacks_diverge_and_images_stay_images():
     seen, truth, _ = observe(fed_cdp("example"), victims=4)
-    for kind, optimiser in (("uniform", "lbfgs"), ("normal", "lbfgs"), ("normal", "adam")):
+    for kind, optimiser in (("patterned", "lbfgs"), ("normal", "lbfgs"), ("normal", "adam")):
         rate = {"lbfgs": 1.0, "adam": 60.0}[optimiser]
         attack = Attack(
             start=kind, optimiser=optimiser, learning_rate=rate, max_iterations=8, restarts=0

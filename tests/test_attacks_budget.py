@@ -11,8 +11,8 @@ from oracles import gradient_of
 from torch import nn
 
 from fl_privacy_lib.attacks import Attack, infer_labels, reconstruct
-from fl_privacy_lib.attacks.starts import start
-from fl_privacy_lib.attacks.stopping import Progress
+from fl_privacy_lib.attacks.attack import start
+from fl_privacy_lib.attacks.reconstruct import Progress
 from fl_privacy_lib.defenses import non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Observation, Tap

@@ -183,13 +183,6 @@ def test_a_gradient_without_numbers_gives_an_image_and_spoils_no_other():
     assert torch.isfinite(images).all() and torch.equal(images[1:], attacker(seen)[1:])
 
 
-def test_what_it_knows_is_printed():
-    text = str(train_inverter(CLIPPED))
-    assert (
-        f"{PUBLIC} labelled images" in text and "clip_norm=0.5" in text and "truth: unknown" in text
-    )
-
-
 def test_it_refuses_what_it_was_not_trained_for():
     attacker = train_inverter(non_private())
     with pytest.raises(InputError, match="no observations"):

@@ -14,7 +14,7 @@ from test_local_dp import by_flipping, generator, signs_distribution
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.audit import local_statement
-from fl_privacy_lib.audit.local import budget, selection_epsilon, two_stage_epsilon, value_epsilon
+from fl_privacy_lib.audit.local import exact_epsilons, selection_epsilon, value_epsilon
 from fl_privacy_lib.defenses.perturbation import (
     Compressed,
     Duchi,
@@ -225,21 +225,22 @@ def test_two_stages_by_brute_force(kind):
             for v in vectors
         ]  # each [d, 2]: a dimension and one of the extreme values
         found = math.log(np.max(np.max(distributions, 0) / np.min(distributions, 0)))
-        assert two_stage_epsilon(selection, value, d) == pytest.approx(found, rel=1e-9)
+        assert sum(exact_epsilons(selection, value, d)) == pytest.approx(found, rel=1e-9)
         assert found == pytest.approx(selection_epsilon(selection, d) + 0.9)
 
 
-def test_budgets_add_up():
+def test_stages_and_epochs_add_up():
     selection, value = PerturbedEncoding(0.1, 12, "e_eps"), Piecewise(0.9)
-    one = two_stage_epsilon(selection, value, 123)
+    one = sum(exact_epsilons(selection, value, 123))
     assert one > 1.0
-    assert budget(3, selection, value, 123) == pytest.approx(3 * one)
-    assert budget(2, None, Flat(Piecewise, 1.0, 123), 123) == pytest.approx(2.0)
-    assert two_stage_epsilon(selection, None, 123) == math.inf
-    assert two_stage_epsilon(TopK(12), value, 123) == math.inf
-    assert two_stage_epsilon(RandomChoice(), value, 123) == pytest.approx(0.9)
+    assert local_statement(selection, value, 123, 3).proved.epsilon == pytest.approx(3 * one)
+    flat = local_statement(None, Flat(Piecewise, 1.0, 123), 123, 2)
+    assert flat.proved.epsilon == pytest.approx(2.0)
+    assert sum(exact_epsilons(selection, None, 123)) == math.inf
+    assert sum(exact_epsilons(TopK(12), value, 123)) == math.inf
+    assert sum(exact_epsilons(RandomChoice(), value, 123)) == pytest.approx(0.9)
     with pytest.raises(InputError, match="epochs = 0"):
-        budget(0, selection, value, 123)
+        local_statement(selection, value, 123, 0)
 
 
 def test_statements_say_both_numbers_and_why():

@@ -18,7 +18,7 @@ from fl_privacy_lib.defenses import Clip, Defense, PerExample
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction import checks, claims, comparison, experiment
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
-from fl_privacy_lib.reproduction.experiments.cells import Cell, clients_data, scene
+from fl_privacy_lib.reproduction.experiments.cells import Cell, scene
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.verdict import Status
 
@@ -89,7 +89,7 @@ def test_every_claim_finds_its_cells_in_the_grid(tmp_path):
 def test_public_images_are_no_attacked_clients():
     data, cell = digits(), replace(LEARNER, public_images=10_000)
     public = run.public_images(cell, data, seed=0)
-    held = np.unique(np.concatenate(clients_data(cell, data, 0)))
+    held = np.unique(np.concatenate(list(leakage.attacked_clients(cell, data, 0).values())))
     assert not set(public) & set(held) and len(public) == len(data.train_y) - len(held)
     assert len(np.unique(public)) == len(public)
     assert len(run.public_images(LEARNER, data, seed=0)) == 100

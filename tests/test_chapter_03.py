@@ -22,7 +22,7 @@ from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
 from fl_privacy_lib.chapters.counting_privacy import grid as chapter
 from fl_privacy_lib.chapters.counting_privacy import statements
-from fl_privacy_lib.chapters.counting_privacy.explorer import Explorer
+from fl_privacy_lib.chapters.counting_privacy.explorer import epsilon_explorer
 from fl_privacy_lib.chapters.counting_privacy.local_sampling import (
     class_gap,
     local_sampling_epsilon,
@@ -533,19 +533,19 @@ def test_the_coding_exercise_can_be_solved_and_failed(capsys):
 
 def test_the_explorer_carries_what_the_accountant_says():
     """Its formula over all T at once against the accountant, point by point."""
-    names = {"Explorer": Explorer, "DELTA": 1e-5}
-    (text,) = [text for text, _ in sources("code") if "Explorer(\n" in text]
+    names = {"epsilon_explorer": epsilon_explorer, "DELTA": 1e-5}
+    (text,) = [text for text, _ in sources("code") if "epsilon_explorer(\n" in text]
     explorer = eval(text.partition("\n")[2], names | {"preferred": PREFERRED})
     assert str(PREFERRED) in text.partition("\n")[0]
     page = explorer._repr_html_()
     data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
     (_, noise), (_, rates), (_, steps) = data["sliders"]
     shape = (len(noise), len(rates), len(steps))
-    assert shape == (10, 8, 41) == np.shape(data["epsilons"])
+    assert shape == (10, 8, 41) == np.shape(data["values"])
     for i, j, k in itertools.product(range(0, 10, 3), range(0, 8, 7), range(0, 41, 8)):
         run = Event(rates[j], noise[i], "example", "add_remove", uses=steps[k])
         exact = spend(run, "rdp", 1e-5).epsilon
-        assert data["epsilons"][i][j][k] == pytest.approx(exact, rel=5e-4)
+        assert data["values"][i][j][k] == pytest.approx(exact, rel=5e-4)
     i, j, k = data["start"]
     assert (noise[i], rates[j], steps[k]) == (6, 0.01, 10_000)
     assert "σ = 6, sampling rate q = 0.01, T = 10,000 steps: ε = 0.659 at δ = 1e-5" in page

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.data import DATASETS, Spec, decoders, load, splits
-from fl_privacy_lib.data.files import Form, Layout
+from fl_privacy_lib.data.files import Layout
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def tiny(tmp_path, monkeypatch):
             splits.channels_first(arrays["images"]), arrays["labels"], ["even", "odd"]
         )
 
-    form = Form("tiny-idx", f"sha256:{hashlib.sha256(content).hexdigest()}")
+    form = ("tiny-idx", f"sha256:{hashlib.sha256(content).hexdigest()}")
     layout = Layout(((form,),), decode, "Made up.")
     monkeypatch.setitem(
         DATASETS,
@@ -73,7 +73,7 @@ def test_the_cache_is_used_and_named_by_its_source(tiny, tmp_path):
     # Another source is another file.
     layout = DATASETS["tiny"].layouts[0]
     (root / "tiny-idx").write_bytes(idx(np.ones((8, 2, 2), np.uint8)))
-    loose = dataclasses.replace(layout, files=((Form("tiny-idx"),),))
+    loose = dataclasses.replace(layout, files=((("tiny-idx", ""),),))
     DATASETS["tiny"] = dataclasses.replace(DATASETS["tiny"], layouts=(loose,))
     assert not same(load("tiny", root, tmp_path / "cache"), first)
     assert len(list((tmp_path / "cache").iterdir())) == 2

@@ -32,20 +32,17 @@ def test_checksums_are_those_of_the_folder_and_of_torchvision(data_root):
         for fs in layout.files
         for f in fs
     ]
-    for form in forms:
-        if form.path in listed and not form.path.endswith(
-            ".parquet"
-        ):  # of these the decoder compares the pixels
-            assert form.digest == f"sha256:{listed[form.path]}"
-    assert sum(path in listed for path in {form.path for form in forms}) == 15
+    for path, digest in forms:
+        # of Parquet files the decoder compares the pixels
+        if path in listed and not path.endswith(".parquet"):
+            assert digest == f"sha256:{listed[path]}"
+    assert sum(path in listed for path in {path for path, _ in forms}) == 15
     md5_of = {
         Path(path).name: hashlib.md5((data_root / path).read_bytes()).hexdigest()
         for path in MNIST_FILES
     }
     assert md5_of == dict(MNIST.resources)
-    pickles = {
-        form.path.split("/")[1]: form.digest for form in forms if form.path.startswith("cifar-10")
-    }
+    pickles = {path.split("/")[1]: digest for path, digest in forms if path.startswith("cifar-10")}
     published = {
         **dict(CIFAR10.train_list + CIFAR10.test_list),
         "batches.meta": CIFAR10.meta["md5"],
@@ -66,24 +63,6 @@ def test_idx_files_round_trip(array, packed, tmp_path):
     path = tmp_path / "some-idx"
     path.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
     assert np.array_equal(decoders.decode_idx(path), array)
-
-
-@given(array=any_bytes, data=st.data())
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_a_cut_or_lengthened_idx_file_is_refused(array, data, tmp_path):
-    content, path = idx(array), tmp_path / "some-idx"
-    cut = data.draw(st.integers(0, len(content) - 1))
-    for wrong in (
-        content[:cut],
-        content + b"\0",
-        gzip.compress(content)[:-5],
-        b"\x01" + content[1:],
-    ):
-        path.write_bytes(wrong)
-        with pytest.raises(InputError, match="delete it and get it again"):
-            decoders.decode_idx(path)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -136,7 +115,7 @@ def pickles(tmp_path, monkeypatch):
     rng, folder, md5 = np.random.default_rng(0), tmp_path / "cifar-10-batches-py", {}
     folder.mkdir()
     for form in (forms[0] for forms in DATASETS["cifar10"].layouts[0].files):
-        name = form.path.split("/")[1]
+        name = form[0].split("/")[1]
         content = {
             "data": rng.integers(0, 256, (2, 3072), dtype=np.uint8),
             "labels": rng.integers(0, 10, 2).tolist(),
@@ -154,7 +133,7 @@ def pickles(tmp_path, monkeypatch):
 
 
 def test_pickles_are_read_by_torchvision(pickles):
-    paths = [pickles / forms[0].path for forms in DATASETS["cifar10"].layouts[0].files]
+    paths = [pickles / forms[0][0] for forms in DATASETS["cifar10"].layouts[0].files]
     arrays = decoders.decode_cifar_pickles(paths)
     batches = [pickle.loads(path.read_bytes()) for path in paths[:6]]
     rows = np.concatenate([batch["data"] for batch in batches[:5]])
@@ -165,7 +144,7 @@ def test_pickles_are_read_by_torchvision(pickles):
 
 
 def test_no_pickle_is_opened_without_its_checksum(pickles):
-    paths = [pickles / forms[0].path for forms in DATASETS["cifar10"].layouts[0].files]
+    paths = [pickles / forms[0][0] for forms in DATASETS["cifar10"].layouts[0].files]
     paths[2].write_bytes(pickle.dumps(Bomb(pickles / "exploded")))
     with pytest.raises(InputError, match="is damaged: its MD5 is"):
         load("cifar10", pickles)

@@ -25,7 +25,6 @@ from fl_privacy_lib.data import (
     download,
     fetch,
     load,
-    synthetic,
     tabular,
     verify,
 )
@@ -381,18 +380,18 @@ def test_encoding_keeps_every_value(records):
 # --------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 99), st.floats(0, 1), st.floats(0, 1), st.booleans())
+@given(st.integers(0, 99), st.floats(0, 1), st.floats(0, 1))
 @settings(max_examples=25, deadline=None)
-def test_sparse_normal_against_the_recipe_in_loops(seed, shrink, threshold, per_record):
+def test_sparse_normal_against_the_recipe_in_loops(seed, shrink, threshold):
     n, d = 7, 5
-    x, y = synthetic.sparse_normal(n, d, np.random.default_rng(seed), shrink, threshold, per_record)
+    x, y = tabular.sparse_normal(n, d, np.random.default_rng(seed), shrink, threshold)
     rng = np.random.default_rng(seed)
     dense, direction = rng.standard_normal((n, d)), rng.standard_normal(d)
-    magnitude = rng.uniform(size=(n, d)) if per_record else np.tile(rng.uniform(size=d), (n, 1))
+    magnitude = rng.uniform(size=d)
     for i in range(n):
         assert y[i] == (sum(dense[i, j] * direction[j] for j in range(d)) > 0)
         for j in range(d):
-            m = magnitude[i, j]
+            m = magnitude[j]
             m = shrink * m if m <= threshold else m
             assert x[i, j] == pytest.approx(dense[i, j] * m, rel=1e-6, abs=1e-30)
 
@@ -415,30 +414,11 @@ def test_the_synthetic_sets_follow_their_law(name, real):
 
 
 def test_shared_magnitudes_keep_the_classes_separable():
-    """A direction with 1/magnitude on each column splits them; with a record's own, none does."""
+    """A direction with 1/magnitude on each column splits them."""
     rng = np.random.default_rng(3)
-    x, y = synthetic.sparse_normal(4000, 20, rng)
+    x, y = tabular.sparse_normal(4000, 20, rng)
     separated = np.linalg.lstsq(x / x.std(axis=0), 2.0 * y - 1, rcond=None)[0]
     assert (((x / x.std(axis=0)) @ separated > 0) == y).mean() > 0.97
-    x, y = synthetic.sparse_normal(4000, 20, rng, per_record=True)
-    blurred = np.linalg.lstsq(x, 2.0 * y - 1, rcond=None)[0]
-    assert 0.5 < ((x @ blurred > 0) == y).mean() < 0.75
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"records": 0}, "records = 0"),
-        ({"columns": -1}, "columns = -1"),
-        ({"shrink": 1.5}, "shrink = 1.5"),
-        ({"threshold": float("nan")}, "threshold = nan"),
-    ],
-)
-def test_sparse_normal_refuses_what_has_no_meaning(values, says):
-    with pytest.raises(InputError, match=says):
-        synthetic.sparse_normal(
-            **{"records": 3, "columns": 2, "rng": np.random.default_rng(0)} | values
-        )
 
 
 def test_synthetic_sets_need_no_files_and_come_out_the_same(real):
@@ -453,7 +433,7 @@ def test_synthetic_sets_need_no_files_and_come_out_the_same(real):
 
 
 def copy_of(name, data_root, folder):
-    paths = [forms[0].path for forms in DATASETS[name].layouts[0].files]
+    paths = [forms[0][0] for forms in DATASETS[name].layouts[0].files]
     for path in paths:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(data_root / path, folder / path)
@@ -510,7 +490,7 @@ def test_a_download_ends_as_the_same_files(name, data_root, tmp_path, monkeypatc
     verify(name, tmp_path)
     assert len(asked) == (2 if name == "adult" else 1)
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()} == {
-        forms[0].path for forms in DATASETS[name].layouts[0].files
+        forms[0][0] for forms in DATASETS[name].layouts[0].files
     }
 
 
@@ -551,7 +531,7 @@ def test_other_parquet_files_serve_if_their_content_is_the_same(tmp_path, monkey
         hashlib.sha256(a[:4].astype(np.uint8).tobytes()).hexdigest() for a in (images, labels)
     )
     monkeypatch.setattr(decoders, "CIFAR_CONTENT", {"train": (4, digests), "test": (4, digests)})
-    paths = [tmp_path / forms[0].path for forms in DATASETS["cifar10"].layouts[1].files]
+    paths = [tmp_path / forms[0][0] for forms in DATASETS["cifar10"].layouts[1].files]
     files = set()
     for level, compression in [(0, "none"), (9, "snappy"), (6, "gzip")]:
         parquet(paths[0], images[:4], labels[:4], level, compression)
@@ -583,8 +563,8 @@ def test_other_parquet_files_serve_if_their_content_is_the_same(tmp_path, monkey
 @pytest.mark.parametrize("content", [b"", b"PAR1 but no more", b"PAR1" * 100])
 def test_a_damaged_parquet_file_is_refused_in_one_sentence(content, tmp_path):
     for forms in DATASETS["cifar10"].layouts[1].files:
-        (tmp_path / forms[0].path).parent.mkdir(exist_ok=True)
-        (tmp_path / forms[0].path).write_bytes(content)
+        (tmp_path / forms[0][0]).parent.mkdir(exist_ok=True)
+        (tmp_path / forms[0][0]).write_bytes(content)
     with pytest.raises(
         InputError, match=r"train-00000.* cannot be decoded .*delete it and get it again\.$"
     ) as caught:

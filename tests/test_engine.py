@@ -186,6 +186,7 @@ ODD = {
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(3, 3, 2),
+        nn.Tanh(),
         nn.MaxPool2d(3),
         nn.Flatten(),
         nn.LazyLinear(5),

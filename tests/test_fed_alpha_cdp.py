@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.gdp import gdp_delta
 from fl_privacy_lib.accounting.recompute import epsilon_schedule
-from fl_privacy_lib.audit.participants import (
+from fl_privacy_lib.audit.arguments import (
     mixture_epsilon,
     participations,
     weighted_participations,

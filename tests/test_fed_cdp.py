@@ -18,6 +18,7 @@ from fl_privacy_lib.chapters.fed_cdp.grid import ARMS, AS_CODED, PARTS
 from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
 from fl_privacy_lib.chapters.fed_cdp.rates import RATES, Recorded, best_rates, with_rate
 from fl_privacy_lib.federated import example_gradients
+from fl_privacy_lib.federated.simulation import evaluate
 from fl_privacy_lib.federated.stacked import local_noise
 from fl_privacy_lib.models import init_glorot, mlp, parameters_of, training_cnn
 from fl_privacy_lib.reproduction import experiment
@@ -26,6 +27,7 @@ from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.comparison import measured
 from fl_privacy_lib.reproduction.experiment import Row
 from fl_privacy_lib.reproduction.experiments import training as fed_cdp
+from fl_privacy_lib.reproduction.experiments.searching import STEPS, rate_at
 from fl_privacy_lib.reproduction.experiments.training import Training
 from fl_privacy_lib.reproduction.experiments.training import point_of as training_of
 from fl_privacy_lib.reproduction.experiments.watching import (
@@ -35,7 +37,6 @@ from fl_privacy_lib.reproduction.experiments.watching import (
     has_diverged,
 )
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.search import STEPS, rate_at
 from fl_privacy_lib.reproduction.verdict import published_setting
 
 CPU = torch.device("cpu")
@@ -150,7 +151,7 @@ def test_a_training_says_which_engine_it_took_and_scores_with_it(tmp_path):
     start = fed_cdp.scene(SMALL, 0, CPU)
     weights = parameters_of(start.model)
     fast, slow = (
-        fed_cdp.score(start.model, weights, start.evaluation, e) for e in ("compiled", "stacked")
+        evaluate(start.model, weights, start.evaluation, compiled) for compiled in (True, False)
     )
     # two ties that rounding decides
     assert fast == pytest.approx(slow, abs=2 / len(start.evaluation[1]))

@@ -25,7 +25,7 @@ from fl_privacy_lib.federated import (
     simulate,
     simulate_reports,
 )
-from fl_privacy_lib.models import linear_margin, parameters_of
+from fl_privacy_lib.models import parameters_of
 from fl_privacy_lib.sampling import Plan
 
 K, D = 24, 7
@@ -36,6 +36,20 @@ def reports_data(clients=K, features=D, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(clients, features, generator=generator, dtype=torch.float64)
     return x, torch.randint(2, (clients,), generator=generator)
+
+
+class Logits(torch.nn.Module):
+    """From one margin to two logits, 0 and m: the softmax is then the logistic function of m."""
+
+    def forward(self, m):
+        return torch.nn.functional.pad(m, (1, 0))
+
+
+def linear_margin(features):
+    """The model of `simulate_reports`, for `simulate`: all weights 0."""
+    linear = torch.nn.Linear(features, 1, bias=False)
+    torch.nn.init.zeros_(linear.weight)
+    return torch.nn.Sequential(linear, Logits())
 
 
 def plan_of(**changes):

@@ -14,7 +14,7 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import atomic_file, write_atomically
 from fl_privacy_lib.reproduction.comparison import measured
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache
+from fl_privacy_lib.reproduction.records import MeasuredTable, finished_point, point_path
 
 KEYS = ["dataset", "clip_norm", "metric"]
 
@@ -126,30 +126,30 @@ def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path):
 
 
 def test_a_point_is_computed_once_and_found_by_every_setting(tmp_path):
-    cache, calls = PointCache(tmp_path), []
+    calls = []
+    one, other = (point_path(tmp_path, {"a": a}) for a in (1, 2))
 
     def compute():
         calls.append(1)
         return {"x": np.arange(3), "status": np.array(["stalled"])}
 
     for _ in range(2):
-        result = cache.get({"a": 1}, compute)
+        result = finished_point(one, compute)
         assert (
             list(result["x"]) == [0, 1, 2]
             and result["status"][0] == "stalled"
             and result["seconds"] >= 0
         )
-    assert len(calls) == 1 and cache.has({"a": 1}) and not cache.has({"a": 2})
-    cache.get({"a": 2}, compute)
+    assert len(calls) == 1 and one.exists() and not other.exists()
+    finished_point(other, compute)
     assert len(calls) == 2
 
 
 def test_a_torn_point_is_computed_again(tmp_path):
-    cache = PointCache(tmp_path)
-    cache.get({"a": 1}, lambda: {"x": 1})
-    (file,) = tmp_path.iterdir()
+    file = point_path(tmp_path, {"a": 1})
+    finished_point(file, lambda: {"x": 1})
     file.write_bytes(file.read_bytes()[:50])
-    assert cache.get({"a": 1}, lambda: {"x": 2})["x"] == 2
+    assert finished_point(file, lambda: {"x": 2})["x"] == 2
 
 
 def test_recorded_tables_parse_and_carry_their_columns():

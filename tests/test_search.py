@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fl_privacy_lib.reproduction.search import (
+from fl_privacy_lib.reproduction.experiments.searching import (
     EXTENSIONS,
     STEPS,
     Try,

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import fl_privacy_lib
 from fl_privacy_lib.attacks import Attack, reconstruct
-from fl_privacy_lib.attacks.starts import start
+from fl_privacy_lib.attacks.attack import start
 from fl_privacy_lib.data import load
 from fl_privacy_lib.defenses import non_private
 from fl_privacy_lib.defenses.noise import keyed_generator

@@ -1,6 +1,5 @@
-/* ε over σ, q and T: three sliders over the points that the page carries as JSON, without a server.
-   fl_privacy_lib/chapters/counting_privacy/explorer.py writes the points, a figure and a sentence;
-   this script puts sliders and a curve in the figure's place. Without it the figure stays. */
+/* A curve behind three sliders, over the points that the page carries as JSON, without a server.
+   fl_privacy_lib/reproduction/explorer.py writes the points, a figure and a sentence; this script puts sliders and a curve in the figure's place. Without it the figure stays. */
 (function () {
   "use strict";
 
@@ -26,7 +25,8 @@
   function explore(root) {
     const data = JSON.parse(root.querySelector("script").textContent);
     const steps = data.sliders[2][1];
-    const all = data.epsilons.flat(2).filter((value) => value > 0).sort((a, b) => a - b);
+    const symbols = data.sliders.map(([name]) => name.split(" ").pop());
+    const all = data.values.flat(2).filter((value) => value > 0).sort((a, b) => a - b);
     const [x0, x1] = decades(steps), [y0, y1] = decades(all);  // the axes stay while the curve moves
     const picture = svg("svg", { role: "img", height: HEIGHT });
     const controls = document.createElement("div"), output = document.createElement("output");
@@ -52,7 +52,7 @@
         value.textContent = words[i];
         input.setAttribute("aria-valuetext", words[i]);
       });
-      const curve = data.epsilons[at[0]][at[1]];
+      const curve = data.values[at[0]][at[1]];
       const parts = [...words, shown(curve[at[2]])];
       const sentence = data.sentence.replace(/\{\}/g, () => parts.shift());
       if (output.textContent !== sentence) output.textContent = sentence;
@@ -66,8 +66,8 @@
       const y = (e) => bottom - (bottom - TOP) * (Math.log10(Math.max(e, 10 ** y0)) - y0) / (y1 - y0);
       picture.setAttribute("width", width);
       picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-      picture.setAttribute("aria-label", `Curve of ε over the steps T at σ = ${words[0]} and q = ${words[1]}, ` +
-        `both axes logarithmic, with a mark at T = ${words[2]}, ε = ${shown(curve[at])}`);
+      picture.setAttribute("aria-label", `Curve of ${data.symbol} over ${data.sliders[2][0]} at ${symbols[0]} = ${words[0]} and ${symbols[1]} = ${words[1]}, ` +
+        `both axes logarithmic, with a mark at ${symbols[2]} = ${words[2]}, ${data.symbol} = ${shown(curve[at])}`);
       picture.replaceChildren();
       for (let d = x0; d <= x1; d++) {
         picture.append(svg("line", { class: "grid", x1: x(10 ** d), x2: x(10 ** d), y1: TOP, y2: bottom }));
@@ -79,8 +79,8 @@
         picture.append(svg("text", { x: LEFT - 6, y: y(10 ** d) + 4, "text-anchor": "end" },
           d < 0 ? (10 ** d).toFixed(-d) : compact.format(10 ** d)));
       }
-      picture.append(svg("text", { x: (LEFT + right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "steps T"));
-      picture.append(svg("text", { x: LEFT, y: 14, "text-anchor": "middle" }, "ε"));
+      picture.append(svg("text", { x: (LEFT + right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, data.sliders[2][0]));
+      picture.append(svg("text", { x: LEFT, y: 14, "text-anchor": "middle" }, data.symbol));
       const px = x(steps[at]), py = y(curve[at]);
       picture.append(svg("path", { class: "guide", d: `M${LEFT},${py}H${px}V${bottom}` }));
       picture.append(svg("polyline", { class: "curve", points: steps.map((t, i) => `${x(t)},${y(curve[i])}`).join(" ") }));

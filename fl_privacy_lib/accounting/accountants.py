@@ -6,7 +6,7 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from fl_privacy_lib._checks import InputError, one_of, positive
-from fl_privacy_lib.accounting.composition import StepSums, Theorem, composed, composition_spending
+from fl_privacy_lib.accounting.composition import Theorem, composed, composition_spending, step_sums
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_epsilon, gdp_mu, gdp_spending
 from fl_privacy_lib.accounting.pld import pld_spending
@@ -117,7 +117,7 @@ def spending_curve(events: Events, accountant: Accountant, delta: float) -> Floa
         )
     if accountant in _CURVES:
         return _CURVES[accountant](ledger, delta)
-    return composed(StepSums.over(ledger, delta, prefixes=True), cast(Theorem, accountant), delta)
+    return composed(step_sums(ledger, delta, prefixes=True), cast(Theorem, accountant), delta)
 
 
 def _gdp_curve(ledger: Ledger, delta: float) -> Floats:

@@ -6,7 +6,6 @@ no more than four sums.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -71,57 +70,50 @@ def amplified(epsilon: Floats | float, sampling_rate: Floats | float) -> Floats:
         return np.log1p(np.asarray(sampling_rate) * np.expm1(epsilon))
 
 
-@dataclass(frozen=True)
-class StepSums:
-    """The sums over steps that the composition theorems use; scalars, or one value for each prefix.
+def step_sums(
+    ledger: Ledger,
+    step_delta: float = STEP_DELTA,
+    decimals: int | None = None,
+    prefixes: bool = False,
+) -> dict[str, Floats]:
+    """Return the sums that the composition theorems use, over all steps or over each prefix.
 
     Parameters
     ----------
-    linear, squared : array
-        Σ ε and Σ ε².
-    drift, drift_tanh : array
-        Σ ε (e^ε - 1), and Σ ε (e^ε - 1) / (e^ε + 1): bounds on the expected privacy loss.
-    delta : array
-        Σ q δ_0.
+    ledger : Ledger
+        The releases.
+    step_delta, decimals
+        See `step_epsilon`.
+    prefixes : bool
+        Whether each prefix of the steps has a sum of its own.
+
+    Returns
+    -------
+    dict of str to array, scalars or [steps]
+        ``linear``, ``squared``: Σ ε and Σ ε². ``drift``, ``drift_tanh``: Σ ε (e^ε - 1) and
+        Σ ε (e^ε - 1) / (e^ε + 1), bounds on the expected privacy loss. ``delta``: Σ q δ_0.
     """
-
-    linear: Floats
-    squared: Floats
-    drift: Floats
-    drift_tanh: Floats
-    delta: Floats
-
-    @classmethod
-    def over(
-        cls,
-        ledger: Ledger,
-        step_delta: float = STEP_DELTA,
-        decimals: int | None = None,
-        prefixes: bool = False,
-    ) -> "StepSums":
-        """Sum over all steps of a ledger, or over each prefix, [steps]."""
-        step = step_epsilon(ledger.noise, step_delta, decimals)
-        epsilon = amplified(step, ledger.rates)  # [events]
-        with np.errstate(over="ignore"):
-            terms = (
-                epsilon,
-                epsilon**2,
-                epsilon * np.expm1(epsilon),
-                epsilon * np.tanh(epsilon / 2),
-                ledger.rates * step_delta,
-            )
-        if prefixes:
-            return cls(*(np.cumsum(np.repeat(term, ledger.uses)) for term in terms))
-        return cls(*(np.asarray(np.sum(term * ledger.uses)) for term in terms))
+    epsilon = amplified(step_epsilon(ledger.noise, step_delta, decimals), ledger.rates)  # [events]
+    with np.errstate(over="ignore"):
+        terms = {
+            "linear": epsilon,
+            "squared": epsilon**2,
+            "drift": epsilon * np.expm1(epsilon),
+            "drift_tanh": epsilon * np.tanh(epsilon / 2),
+            "delta": ledger.rates * step_delta,
+        }
+    if prefixes:
+        return {name: np.cumsum(np.repeat(term, ledger.uses)) for name, term in terms.items()}
+    return {name: np.asarray(np.sum(term * ledger.uses)) for name, term in terms.items()}
 
 
-def composed(sums: StepSums, theorem: Theorem, slack: float = STEP_DELTA) -> Floats:
+def composed(sums: dict[str, Floats], theorem: Theorem, slack: float = STEP_DELTA) -> Floats:
     """Return ε of all steps together under one theorem.
 
     Parameters
     ----------
-    sums : StepSums
-        Sums over the steps, of any shape.
+    sums : dict of str to array
+        Of `step_sums`, of any shape.
     theorem : str
         ``base``: Σ ε. ``advanced``: sqrt(2 ln(1/δ~) Σε²) + Σ ε(e^ε - 1), Dwork, Rothblum and
         Vadhan. ``advanced_tanh``: the same with Σ ε(e^ε - 1)/(e^ε + 1), second term of Kairouz, Oh
@@ -138,13 +130,13 @@ def composed(sums: StepSums, theorem: Theorem, slack: float = STEP_DELTA) -> Flo
     """
     one_of(THEOREMS, theorem=theorem)
     check_delta(slack=slack)
-    root = np.sqrt(2 * math.log(1 / slack) * sums.squared)
-    spread = 2 * sums.squared * np.log(math.e + np.sqrt(sums.squared) / slack)
+    root = np.sqrt(2 * math.log(1 / slack) * sums["squared"])
+    spread = 2 * sums["squared"] * np.log(math.e + np.sqrt(sums["squared"]) / slack)
     bounds = {
-        "base": sums.linear,
-        "advanced": root + sums.drift,
-        "advanced_tanh": root + sums.drift_tanh,
-        "optimal_third_term": sums.drift_tanh + np.sqrt(spread),
+        "base": sums["linear"],
+        "advanced": root + sums["drift"],
+        "advanced_tanh": root + sums["drift_tanh"],
+        "optimal_third_term": sums["drift_tanh"] + np.sqrt(spread),
     }
     terms = ("base", "advanced_tanh", "optimal_third_term")
     bounds["optimal"] = np.minimum.reduce([bounds[term] for term in terms])
@@ -180,8 +172,8 @@ def composition_spending(
     6.686 1e-05 0.00101
     """
     ledger = Ledger.of(events)
-    sums = StepSums.over(ledger, step_delta, decimals)
-    delta = float(sums.delta) + (0.0 if theorem == "base" else slack)
+    sums = step_sums(ledger, step_delta, decimals)
+    delta = float(sums["delta"]) + (0.0 if theorem == "base" else slack)
     return Spending.on(
         ledger,
         theorem,
@@ -197,11 +189,10 @@ def textbook_failures(ledger: Ledger, step_delta: float = STEP_DELTA) -> int:
     return int(ledger.uses[step_epsilon(ledger.noise, step_delta) >= 1].sum())
 
 
-def _caveats(ledger: Ledger, step_delta: float, delta: float) -> tuple[str, ...]:
+def _caveats(ledger: Ledger, step_delta: float, delta: float) -> dict[str, bool]:
     failures = textbook_failures(ledger, step_delta)
-    textbook = (
+    return {
         f"The textbook Gaussian bound needs ε_0 < 1, which fails at {failures} of {ledger.steps} "
-        "steps."
-    )
-    vacuous = f"The steps' δ add up to {delta:.3g}, at least 1, so ε promises nothing."
-    return tuple(text for text, holds in ((textbook, failures), (vacuous, delta >= 1)) if holds)
+        "steps.": failures > 0,
+        f"The steps' δ add up to {delta:.3g}, at least 1, so ε promises nothing.": delta >= 1,
+    }

@@ -1,6 +1,6 @@
 """What accounting sees, noisy releases, and what it answers: an ε with its reading."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -198,8 +198,6 @@ class Spending:
         Name as in `fl_privacy_lib.accounting.accountants.ACCOUNTANTS`.
     steps : int
         Number of releases.
-    order : float or None
-        The Rényi order that gives ε, for accountants that have one.
     caveats : tuple of str
         Conditions of the accountant's theorem that the releases do not meet, one sentence each.
     """
@@ -212,7 +210,6 @@ class Spending:
     sampling: str
     accountant: str
     steps: int
-    order: float | None = None
     caveats: tuple[str, ...] = ()
 
     @classmethod
@@ -223,10 +220,12 @@ class Spending:
         epsilon: float,
         delta: float,
         composition_delta: float | None = None,
-        order: float | None = None,
-        caveats: tuple[str, ...] = (),
+        caveats: Mapping[str, bool] | None = None,
     ) -> "Spending":
-        """Return the spending of a ledger; without a ``composition_delta`` it is ``delta``."""
+        """Return the spending of a ledger; without a ``composition_delta`` it is ``delta``.
+
+        ``caveats``: sentence → whether it applies.
+        """
         return cls(
             epsilon=float(epsilon),
             delta=delta,
@@ -236,8 +235,7 @@ class Spending:
             sampling=ledger.sampling,
             accountant=accountant,
             steps=ledger.steps,
-            order=order,
-            caveats=caveats,
+            caveats=tuple(sentence for sentence, applies in (caveats or {}).items() if applies),
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Spending, check_delta
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Spending
 from fl_privacy_lib.accounting.gdp import gdp_delta
 from fl_privacy_lib.accounting.rdp import rdp_spending
 
@@ -63,7 +63,6 @@ def pld_spending(events: Event | Ledger, delta: float) -> Spending:
     >>> print(f"{pld_spending(run, 1e-5).epsilon:.3f}")
     0.601
     """
-    check_delta(delta=delta)
     ledger = Ledger.of(events)
     totals = Counter[tuple[float, float]]()
     for event in ledger.events:

@@ -136,10 +136,8 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
     rates = np.where(ledger.sampled, ledger.rates, 1.0)
     pairs, where = np.unique(np.stack([rates, ledger.noise], axis=1), axis=0, return_inverse=True)
     sampled = pairs[:, 0] < 1
-    if ledger.relation == "replace_one" and sampled.any():
-        table = _replaced(pairs, orders)
-    else:
-        table = _poisson(pairs, orders)
+    replaced = ledger.relation == "replace_one" and sampled.any()
+    table = _replaced(pairs, orders) if replaced else _poisson(pairs, orders)
     return table[np.ravel(where)]
 
 
@@ -241,8 +239,6 @@ def rdp_curve(
     The orders are gone through one by one, so that memory grows with the steps and not with their
     product.
     """
-    one_of(get_args(Conversion), conversion=conversion)
-    check_delta(delta=delta)
     ledger = Ledger.of(events)
     table = step_rdp(ledger, orders)  # [events, orders]
     best = np.full(ledger.steps, np.inf)
@@ -270,5 +266,5 @@ def rdp_spending(
     0.823
     """
     ledger = Ledger.of(events)
-    epsilon, order = epsilon_from_rdp(total_rdp(ledger, orders), orders, delta, conversion)
-    return Spending.on(ledger, name, epsilon, delta, order=order)
+    epsilon, _ = epsilon_from_rdp(total_rdp(ledger, orders), orders, delta, conversion)
+    return Spending.on(ledger, name, epsilon, delta)

@@ -1,7 +1,7 @@
 """The published cells of ε, iterations and rounds again, under one convention per column."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal, cast
@@ -247,19 +247,17 @@ def _stopping_cell(paper: str, table: str, row: Row, columns: Mapping[str, Conve
     return _cell(paper, table, row, "rounds", math.ceil(stop / given.LOCAL_ITERATIONS), 0.0)
 
 
-def _targets(paper: str, table: str, rows: Sequence[Row]) -> list[Cell]:
-    """Return a cell for each budget in a header: the cost of the fixed run in earlier tables."""
+def _targets(paper: str, table: str, rows: Sequence[Row]) -> Iterator[Cell]:
+    """Yield a cell for each budget in a header: the cost of the fixed run in earlier tables."""
     spending = CONVENTIONS["dynamic_parameters", "table_5"]
     keys = {  # one for each column of a data set
         (row["dataset"], row.get("accounting", "moments_accountant")): _budget(row)
         for row in rows
         if _budget(row) is not None
     }
-    cells = []
     for (dataset, column), printed in keys.items():
         assert printed is not None
         ours = fixed_epsilon(spending[column], given.EXAMPLE_RATE, _full_run(paper, dataset))
         header = {"dataset": dataset, "accounting": column, "metric": "target_epsilon"}
         row = header | {"value": printed}
-        cells.append(_cell(paper, table, row, "target", ours, epsilon_tolerance(printed)))
-    return cells
+        yield _cell(paper, table, row, "target", ours, epsilon_tolerance(printed))

@@ -15,9 +15,11 @@ from fl_privacy_lib.accounting.composition import STEP_DELTA, step_epsilon
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Sampling, Unit
 
 
-def _time(steps: int) -> Floats:
+def _time(steps: int, **levels: float) -> Floats:
+    """Return t/T, [steps], of a schedule between levels above 0."""
+    positive(**levels)
     whole_number(1, steps=steps)
-    return np.arange(int(steps)) / int(steps)  # t / T, [steps]
+    return np.arange(int(steps)) / int(steps)
 
 
 def linear(start: float, end: float, steps: int) -> Floats:
@@ -28,8 +30,7 @@ def linear(start: float, end: float, steps: int) -> Floats:
     >>> linear(15.0, 5.0, 5)
     array([15., 13., 11.,  9.,  7.])
     """
-    positive(start=start, end=end)
-    return start + (end - start) * _time(steps)
+    return start + (end - start) * _time(steps, start=start, end=end)
 
 
 def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
@@ -40,10 +41,9 @@ def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
     >>> staircase(15.0, 5.0, 4, stairs=2)
     array([15., 15., 10., 10.])
     """
-    positive(start=start, end=end)
     whole_number(1, stairs=stairs)
     # Whole-number arithmetic: 0.3 · 10 would fall one stair short.
-    climbed = np.arange(_time(steps).size) * stairs // steps
+    climbed = np.arange(_time(steps, start=start, end=end).size) * stairs // steps
     return start + (end - start) * climbed / stairs
 
 
@@ -55,8 +55,8 @@ def exponential(start: float, end: float, steps: int) -> Floats:
     >>> exponential(16.0, 4.0, 4).round(3)
     array([16.   , 11.314,  8.   ,  5.657])
     """
-    positive(start=start, end=end)
-    return start * (end / start) ** _time(steps)
+    time = _time(steps, start=start, end=end)
+    return start * (end / start) ** time
 
 
 def triangular(low: float, high: float, steps: int, cycles: int = 1, decay: float = 1.0) -> Floats:
@@ -70,9 +70,8 @@ def triangular(low: float, high: float, steps: int, cycles: int = 1, decay: floa
     >>> triangular(1.0, 5.0, 8, cycles=2, decay=0.5)
     array([1., 3., 5., 3., 1., 2., 3., 2.])
     """
-    positive(low=low, high=high, decay=decay)
     whole_number(1, cycles=cycles)
-    phase = _time(steps) * cycles
+    phase = _time(steps, low=low, high=high, decay=decay) * cycles
     cycle = np.floor(phase)
     wave = 1 - np.abs(2 * (phase - cycle) - 1)
     return low + (high - low) * wave * decay**cycle
@@ -91,10 +90,9 @@ def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
     >>> cosine(15.0, 5.0, 4).round(2)
     array([15.  , 13.54, 10.  ,  6.46])
     """
-    positive(start=start, end=end)
     whole_number(1, cycles=cycles)
     length = math.ceil(steps / cycles)
-    phase = np.arange(_time(steps).size) % length / length
+    phase = np.arange(_time(steps, start=start, end=end).size) % length / length
     return end + (start - end) / 2 * (1 + np.cos(np.pi * phase))
 
 

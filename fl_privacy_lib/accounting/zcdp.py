@@ -40,29 +40,23 @@ def zcdp_spending(events: Event | Ledger, delta: float) -> Spending:
     return Spending.on(ledger, "zcdp", epsilon, delta, caveats=_caveats(ledger, rho, delta))
 
 
-def _caveats(ledger: Ledger, rho: float, delta: float) -> tuple[str, ...]:
-    """Name the conditions of Abadi et al. (2016), lemma 3, that do not hold."""
+def _caveats(ledger: Ledger, rho: float, delta: float) -> dict[str, bool]:
+    """Return the conditions of Abadi et al. (2016), lemma 3 → whether they fail."""
     if not ledger.sampled.any():
-        return ()
-    failures = sampling_condition_failures(ledger)
+        return {}
+    failures, steps = sampling_condition_failures(ledger), ledger.steps
     low = int(ledger.uses[ledger.sampled & (ledger.noise < 1)].sum())
     order = 1 + math.sqrt(math.log(1 / delta) / rho)
     q, z = ledger.rates[ledger.sampled], ledger.noise[ledger.sampled]
     reach = 1 + max(0.0, float(np.min(np.square(z) * -np.log(q * z))))
-    steps = ledger.steps
-    conditions = (
-        (failures, f"The theorem needs q < 1/(16σ), which fails at {failures} of {steps} steps."),
-        (
-            low,
-            f"The theorem needs σ ≥ 1, which fails at {low} of {steps} steps: ε may be far too "
-            "small.",
+    return {
+        f"The theorem needs q < 1/(16σ), which fails at {failures} of {steps} steps.": failures > 0,
+        f"The theorem needs σ ≥ 1, which fails at {low} of {steps} steps: ε may be far too "
+        "small.": low > 0,
+        f"ε uses the Rényi order {order:.3g}, but the theorem reaches only to {reach:.3g}.": (
+            order > reach
         ),
-        (
-            order > reach,
-            f"ε uses the Rényi order {order:.3g}, but the theorem reaches only to {reach:.3g}.",
-        ),
-    )
-    return tuple(sentence for fails, sentence in conditions if fails)
+    }
 
 
 def sampling_condition_failures(events: Event | Ledger) -> int:

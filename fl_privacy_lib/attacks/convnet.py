@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import InputError, whole_number
+from fl_privacy_lib.models import build
 
 
 def attacked_convnet(
@@ -55,3 +56,12 @@ def attacked_convnet(
                 for parameter in layer.parameters():
                     parameter.uniform_(-bound, bound, generator=generator)
     return model
+
+
+def attacked_network(
+    attack: str, shape: tuple[int, ...], classes: int, generator: torch.Generator, width: int = 64
+) -> nn.Module:
+    """Return the network of an attack of Wang et al. (2022): 'dga' on LeNet, else ConvNet."""
+    if attack == "dga":
+        return build("attacked_lenet", shape, classes, generator)
+    return attacked_convnet(shape, classes, generator, width)

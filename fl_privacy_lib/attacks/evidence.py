@@ -18,10 +18,14 @@ Seen = Sequence[Sequence[Observation]]  # [victims][R]
 
 def check_observations(seen: Seen, model: nn.Module, batch_size: int) -> None:
     """Raise `InputError` for observations that can not be attacked in one call."""
-    if not seen or not all(seen):
-        raise InputError("no observation was given: there is nothing to reconstruct.")
-    if len({len(row) for row in seen}) > 1:
-        raise InputError("victims of one call must be observed equally often; split the call.")
+    refuse(
+        {
+            "no observation was given: there is nothing to reconstruct.": not (seen and all(seen)),
+            "victims of one call must be observed equally often; split the call.": (
+                len({len(row) for row in seen}) > 1
+            ),
+        }
+    )
     first, observations = seen[0][0], [o for row in seen for o in row]
     stage = first.tap.stage
     mixed = any(o.tap.stage != stage or o.defense != first.defense for o in observations)
@@ -147,3 +151,35 @@ def gather(
         mask = {name: m & trusted[name] if name in trusted else m for name, m in mask.items()}
     step = replay(observations[0], attack.clip_aware)
     return Evidence(weights, shared, masked(targets, mask), step, mask)
+
+
+def knowledge_of(
+    attack: Attack, seen: Seen, batch_size: int, labels_given: bool, told: bool
+) -> dict[str, str]:
+    """Return what an attacker is given and takes for granted: what → how much of it.
+
+    A success rate means nothing without it.
+
+    Parameters
+    ----------
+    attack, seen, batch_size : see `reconstruct.reconstruct`
+    labels_given : whether the labels are known, whatever the attack's rule is
+    told : whether the attacker is told which coordinates to trust
+    """
+    first = seen[0][0]
+    stages = ", ".join(f"{place}: {it}" for place, it in first.defense.items() if place != "name")
+    left_out = ["exact zeros"] * (attack.mask == "zeros") + ["as told"] * told
+    labels = {"inferred": "inferred from the gradient", "joint": "optimised with the images"}
+    return {
+        "reads": f"{len(seen[0])} observation(s) at the tap {first.tap.stage!r}",
+        "weights": "of the model, at every observation",
+        "batch size": str(batch_size),
+        # the update is divided by both: the attack takes L iterations for one
+        "local training": f"L = {first.local_iterations}, η = {first.local_lr}",
+        "labels": "given" if labels_given else labels[attack.label_rule],
+        "defence": f"{first.defense['name']} ({stages})" if stages else first.defense["name"],
+        "replays it": "yes, without noise" if attack.clip_aware else "no",
+        "left out": " and ".join(left_out) or "nothing",
+        "prior on images": f"total variation × {attack.tv:g}" if attack.tv else "none",
+        "truth": "unknown",
+    }

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fl_privacy_lib._checks import InputError, refuse
-from fl_privacy_lib.attacks.attack import describe_defense
 from fl_privacy_lib.attacks.objective import as_gradient
 from fl_privacy_lib.defenses.slices import flat
 from fl_privacy_lib.federated.participation import Observation
@@ -79,26 +78,3 @@ class LearnedInverter:
                 f"{(self.batch_size, self.round)}.": plan != (self.batch_size, self.round),
             }
         )
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return (what the attacker knows, how much of it), as `Knowledge.describe` does."""
-        return [
-            ("reads", "one observation at the tap 'example'"),
-            ("weights", "of the model, at the observation"),
-            ("batch size", str(self.batch_size)),
-            ("labels", "not needed; those of the public images"),
-            ("defence", describe_defense(self.defense)),
-            (
-                "replays it",
-                f"yes, with noise drawn afresh: {self.views} view(s) of every public image",
-            ),
-            (
-                "public data",
-                f"{self.public_images} labelled images of the victims' distribution, no victim "
-                "among them",
-            ),
-            ("truth", "unknown"),
-        ]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{what:>15}: {value}" for what, value in self.describe())

@@ -15,11 +15,8 @@ from torch.nn import functional as F
 
 from fl_privacy_lib._checks import in_range, positive, refuse, whole_number
 from fl_privacy_lib.attacks.inverter import LearnedInverter
-from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
-from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses import ClientContext, Defense, Gradient, keyed_generator, layer_norms
 from fl_privacy_lib.defenses.slices import flat
-from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.models import Parameters
 
@@ -62,8 +59,8 @@ class LearnedAttack:
         in_range(1e-9, 1 - 1e-9, held_out=self.held_out)
         whole_number(LEAST, public_images=self.public_images)
         whole_number(0, seed=self.seed)
-        whole_number(1, projection=self.projection, views=self.views, hidden=self.hidden)
-        whole_number(1, epochs=self.epochs, batch=self.batch)
+        counts = ("projection", "views", "hidden", "epochs", "batch")
+        whole_number(1, **{name: getattr(self, name) for name in counts})
 
 
 def _network(

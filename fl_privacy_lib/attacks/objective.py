@@ -8,11 +8,8 @@ import torch
 from torch import nn
 
 from fl_privacy_lib.attacks.optimisers import Evaluate
-from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.route import Defense
-from fl_privacy_lib.defenses.stage import ClientContext
-from fl_privacy_lib.federated.gradients import example_gradients
-from fl_privacy_lib.federated.participation import Observation
+from fl_privacy_lib.defenses import ClientContext, Defense, Gradient
+from fl_privacy_lib.federated import Observation, example_gradients
 from fl_privacy_lib.models import Parameters
 
 Replay = Callable[[Gradient], Gradient]
@@ -228,9 +225,8 @@ def matching_objective(
         def evaluate(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             x = x.detach().requires_grad_(True)
             images = x[:, :pixels].reshape(len(x), batch_size, *shape)
-            y = known
-            if y is None:
-                y = torch.softmax(x[:, pixels:].reshape(len(x), batch_size, -1), -1)
+            soft = x[:, pixels:].reshape(len(x), batch_size, -1)
+            y = torch.softmax(soft, -1) if known is None else known
             distances = [distance_of(e.seen(model, images, y), e.targets) for e in chosen]
             value = torch.stack(distances).sum(0)
             if tv:

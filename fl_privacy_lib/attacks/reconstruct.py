@@ -7,22 +7,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fl_privacy_lib.attacks.attack import Attack, Knowledge
+from fl_privacy_lib.attacks.attack import Attack, start
 from fl_privacy_lib.attacks.evidence import (
     Seen,
     check_observations,
     classes_of,
     gather,
+    knowledge_of,
     labels_of,
     plausible_rows,
 )
 from fl_privacy_lib.attacks.objective import Evaluate, matching_objective
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
-from fl_privacy_lib.attacks.starts import start
-from fl_privacy_lib.attacks.stopping import Progress
-from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.noise import keyed_generator
+from fl_privacy_lib.defenses import Gradient, keyed_generator
 from fl_privacy_lib.federated.participation import Observation
+
+# Only so far may a pixel leave [0, 1] before a sigmoid is flat and no gradient leads back.
+FAR = 1e3
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Reconstruction:
     status : per victim 'converged', 'stalled', 'diverged', 'budget' (still moving at
         max_iterations), or 'hopeless': no finite, non-zero gradient or no label was there to begin
         with, and nothing was tried
-    knowledge : what the attacker was given
+    knowledge : what the attacker was given, see `evidence.knowledge_of`
     snapshots : iteration → [V, B, C, H, W], the best iterate so far
     """
 
@@ -48,7 +49,7 @@ class Reconstruction:
     loss: torch.Tensor
     iterations: torch.Tensor
     status: list[str]
-    knowledge: Knowledge
+    knowledge: dict[str, str]
     snapshots: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
@@ -106,29 +107,77 @@ def reconstruct(
     soft = classes if known is None else 0
     run = _Run(attack, shape, batch_size, soft, plausible_rows(evidence, known))
     images_at = run.minimise(objective, snapshots, on_iteration)
-    best, first, progress = run.best(), seen[0][0], run.progress
-    mask = attack.mask if trusted is None else f"{attack.mask} and given".removeprefix("none and ")
-    knowledge = Knowledge(
-        first.tap.stage,
-        len(seen[0]),
-        batch_size,
-        first.local_iterations,
-        first.local_lr,
-        attack.label_rule if labels is None else "given",
-        first.defense,
-        attack.clip_aware,
-        mask,
-        attack.tv,
-    )
+    best, progress = run.best(), run.progress
     return Reconstruction(
         run.images(),
         run.labels() if known is None else known,
         progress.least[best],
         progress.iterations[best],
         [progress.status[row] for row in best.tolist()],
-        knowledge,
+        knowledge_of(attack, seen, batch_size, labels is not None, trusted is not None),
         images_at,
     )
+
+
+class Progress:
+    """The book-keeping of one call: best iterates, and which rows are still running.
+
+    Parameters
+    ----------
+    x : [rows, n], the starts; rows come as victims × tries
+    attack : its stopping rules
+    pixels : the first coordinates of a row that are images
+    """
+
+    def __init__(self, x: torch.Tensor, attack: Attack, pixels: int) -> None:
+        self.attack, self.pixels = attack, pixels
+        self.best_x = x.clone()
+        self.least = torch.full((len(x),), torch.inf, device=x.device)  # objective so far
+        self.trace: list[torch.Tensor] = []  # that, one entry an iteration
+        self.iterations = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        self.restarts = torch.zeros_like(self.iterations)
+        self.since = torch.zeros_like(self.iterations)  # iteration of the row's last start
+        self.status = ["budget"] * len(x)
+
+    def update(
+        self, rows: torch.Tensor, loss: torch.Tensor, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take in one iteration of `rows`.
+
+        Parameters
+        ----------
+        rows : [n], positions of the rows that are still running
+        loss, x : [n], [n, coordinates], their objectives and points
+
+        Returns
+        -------
+        masks over `rows`: which are finished, which need a new start
+        """
+        iteration = len(self.trace) + 1
+        finite = torch.isfinite(loss) & torch.isfinite(x).all(1)
+        better = finite & (loss < self.least[rows])
+        self.least[rows[better]] = loss[better].to(self.least)
+        self.best_x[rows[better]] = x[better].to(self.best_x)
+        self.iterations[rows] = iteration
+        self.trace.append(self.least.clone())
+        window, fraction = self.attack.stall
+        before = self.trace[max(0, iteration - 1 - window)][rows]
+        converged = self.least[rows] < self.attack.stop_loss
+        lost = ~finite | (x[:, : self.pixels].abs().amax(1) > FAR)
+        diverged = lost & (self.restarts[rows] >= self.attack.restarts)
+        stalled = ~lost & (iteration - self.since[rows] > window)
+        stalled &= ~(self.least[rows] < (1 - fraction) * before)
+        # the last word counts
+        for word, mask in (("stalled", stalled), ("diverged", diverged), ("converged", converged)):
+            for row in rows[mask].tolist():
+                self.status[row] = word
+        victims = rows // self.attack.tries
+        # a row is done as well when another try of its victim has converged
+        done = diverged | stalled | torch.isin(victims, victims[converged])
+        again = lost & ~done
+        self.restarts[rows[again]] += 1
+        self.since[rows[again]] = iteration
+        return done, again
 
 
 class _Run:

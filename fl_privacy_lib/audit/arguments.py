@@ -1,17 +1,192 @@
-"""Why some published steps do not give what they are used for: each with numbers that show it.
+"""Arguments behind the statements: who takes part, what is seen, and what no accountant can claim.
 
-A *lower* bound on ε comes from one pair of neighbouring data sets whose outputs are known exactly:
-no accountant can go below it. Each function says which pair it is.
+How often the holders of an example take part, and what an adversary learns who sees it. And why
+some published steps do not give what they are used for: a *lower* bound on ε comes from one pair of
+neighbouring data sets whose outputs are known exactly, and no accountant can go below it; each such
+function says which pair it is.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
-from scipy.stats import hypergeom, norm
+from scipy.optimize import brentq
+from scipy.stats import binom, hypergeom, norm
 
-from fl_privacy_lib._checks import InputError, in_range, positive
-from fl_privacy_lib.accounting.events import check_delta
+from fl_privacy_lib._checks import InputError, in_range, positive, whole_number
+from fl_privacy_lib.accounting.events import Floats, check_delta
+from fl_privacy_lib.accounting.gdp import gdp_delta
+from fl_privacy_lib.sampling import Plan
+
+UNITS = 50  # of μ² in one participation, at most
+
+
+def participations(plan: Plan, holders: int = 1) -> Floats:
+    """Return the probabilities of 0, 1, 2, … participations of an example's holders.
+
+    Parameters
+    ----------
+    plan : Plan
+        Rounds are independent of each other.
+    holders : int
+        Clients that hold the example, 1 to K. Each participation of each holder counts.
+
+    Returns
+    -------
+    array, [holders · T + 1]
+        Sums to 1. Clients ``poisson``: binomial. ``fixed``: in each round hypergeometric.
+        ``one_pass``: in each epoch.
+
+    Raises
+    ------
+    InputError
+        If there are more holders than clients.
+
+    Examples
+    --------
+    >>> two = Plan(4, 2, 1, 1, 1, local_lr=0.1)
+    >>> participations(two, holders=2).round(3)
+    array([0.167, 0.667, 0.167])
+    """
+    whole_number(1, holders=holders)
+    if holders > plan.clients:
+        raise InputError(
+            f"holders = {holders} is more than the plan's {plan.clients} clients: lower it."
+        )
+    trials, whole = int(holders) * plan.rounds, plan.client_sampling != "one_pass"
+    if whole and (plan.client_sampling == "poisson" or holders == 1):
+        return binom.pmf(np.arange(trials + 1), trials, plan.client_rate)
+    # rounds whose clients are all different
+    together = 1 if whole else plan.clients // plan.participants
+
+    def drawn(rounds: int) -> Floats:
+        return hypergeom.pmf(
+            np.arange(holders + 1), plan.clients, holders, rounds * plan.participants
+        )
+
+    left, rest = divmod(plan.rounds, together)
+    total, power = drawn(rest) if rest else np.ones(1), drawn(together)
+    while left:  # square and multiply
+        total = np.convolve(total, power) if left % 2 else total
+        left //= 2
+        power = np.convolve(power, power) if left else power
+    return np.pad(total, (0, trials + 1 - len(total)))
+
+
+def weighted_participations(
+    plan: Plan, holders: int, shifts: Sequence[float]
+) -> tuple[Floats, float]:
+    """Return the probabilities of 0, 1, 2, … units of μ² that an example's holders spend.
+
+    Parameters
+    ----------
+    holders : as in `participations`
+    shifts : [T], μ of one participation in each round
+
+    Returns
+    -------
+    probabilities : as `mixture_epsilon` takes them
+    mu : float
+        √unit. A participation's μ² is rounded up to whole units, so ε is bounded from above; the
+        dearest one has `UNITS` of them.
+
+    Notes
+    -----
+    Rounds are independent of each other, which those of clients ``one_pass`` are not.
+    """
+    squares = np.square(np.asarray(shifts, dtype=np.float64))
+    unit = float(squares.max()) / UNITS
+    once = participations(replace(plan, rounds=1), holders)  # of one round, [holders + 1]
+    total = np.ones(1)
+    for cost in np.ceil(squares / unit * (1 - 1e-12)).astype(int):
+        spread = np.zeros((len(once) - 1) * cost + 1)
+        spread[::cost] = once
+        total = np.trim_zeros(np.convolve(total, spread), "b")
+    return total, math.sqrt(unit)
+
+
+def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
+    """Return the exact ε where N participations are seen, each a Gaussian shifted by μ.
+
+    Parameters
+    ----------
+    probabilities : array
+        Of N = 0, 1, 2, …; whatever the data are. Sums to 1.
+    mu : float
+        √uses / z of one participation, > 0.
+    delta : float
+        In (0, 1).
+
+    Notes
+    -----
+    N is part of what the adversary sees and does not depend on the data, so δ(ε) is the mean of the
+    Gaussian δ(ε) with parameter μ√N. Leaving something out of the view only lowers δ(ε): the value
+    bounds ε for every adversary who sees less.
+
+    Examples
+    --------
+    >>> always_ten = np.eye(11)[10]
+    >>> round(mixture_epsilon(always_ten, 1 / 6, 1e-5), 2)
+    2.11
+    """
+    positive(mu=mu)
+    check_delta(delta=delta)
+    counts = np.flatnonzero(probabilities)
+    counts = counts[counts > 0]
+    weights, shifts = probabilities[counts], mu * np.sqrt(counts)
+
+    def excess(epsilon: float) -> float:
+        values = [float(gdp_delta(epsilon, shift)) for shift in shifts]
+        return float(weights @ np.array(values)) - delta
+
+    if not counts.size or excess(0.0) <= 0:
+        return 0.0
+    top = float(shifts[-1])
+    return float(
+        brentq(excess, 0.0, top * (top / 2 + math.sqrt(2 * math.log(1 / delta)) + 1), xtol=1e-10)
+    )
+
+
+def quantile(probabilities: Floats, tail: float) -> int:
+    """Return the least number that is exceeded with probability at most ``tail``."""
+    check_delta(tail=tail)
+    above = 1 - np.cumsum(probabilities)
+    return int(np.argmax(above <= tail))
+
+
+def visible_participation(
+    epsilon: float, rate: float, noise_multiplier: float
+) -> tuple[float, float]:
+    """Return δ(ε) of one round where participation is hidden, and where it is visible.
+
+    Parameters
+    ----------
+    epsilon : float
+        ≥ 0.
+    rate : float
+        K_t/K in (0, 1].
+    noise_multiplier : float
+        z of one use of the example, if its client takes part.
+
+    Returns
+    -------
+    hidden, visible : float
+        Hidden: the subsampled Gaussian, exact if the client's other gradients are zero. Visible: if
+        they are large, "the client is absent" can be told from the rest, and what is left is q
+        times the Gaussian's δ at the *same* ε. Sampling of clients therefore does not amplify an
+        example's ε in general.
+
+    Examples
+    --------
+    >>> hidden, visible = visible_participation(0.5, 0.1, 1.0)
+    >>> f"{hidden:.4f} {visible:.4f}"
+    '0.0020 0.0238'
+    """
+    mu = 1 / noise_multiplier
+    inner = math.log1p(math.expm1(epsilon) / rate)
+    return rate * float(gdp_delta(inner, mu)), rate * float(gdp_delta(epsilon, mu))
 
 
 def sampled_gaussian_lower_bound(

@@ -8,16 +8,14 @@ import math
 
 import numpy as np
 
-from fl_privacy_lib._checks import positive
 from fl_privacy_lib.accounting.events import Floats
 from fl_privacy_lib.defenses.perturbation import Compressed, Duchi, Flat, Perturbation
 from fl_privacy_lib.defenses.selection import Selection
 
-AnySelection = Selection
 AnyPerturbation = Perturbation | Flat | Compressed
 
 
-def selection_epsilon(mechanism: AnySelection, d: int) -> float:
+def selection_epsilon(mechanism: Selection, d: int) -> float:
     """Return the exact ε of a selection among d dimensions.
 
     A dimension can have any rank, so ε is the spread of the distribution by rank.
@@ -78,48 +76,8 @@ def value_epsilon(mechanism: AnyPerturbation) -> float:
     return _spread(mechanism.log_prob(outputs, np.linspace(-1, 1, 41)[:, None]))
 
 
-def two_stage_epsilon(
-    selection: AnySelection | None, value: AnyPerturbation | None, d: int
-) -> float:
-    """Return the exact ε of one report: a dimension, and the perturbed value there.
-
-    Parameters
-    ----------
-    selection : None if nothing is selected, as in the flat and compressed solutions
-    value : None if the value is sent as it is
-    d : int
-
-    Notes
-    -----
-    The sum, and no less: let one vector have its largest coordinate at +1 and another its smallest
-    at -1 (before clipping nothing bounds the others), and both stages are at their worst on this
-    pair. FedSel's Theorem 3.1 holds as far as both stages keep their own ε. Residual and momentum
-    change nothing: they are functions of the client's own data and of what it has already sent.
-    """
-    return sum(exact_epsilons(selection, value, d))
-
-
-def budget(
-    epochs: int, selection: AnySelection | None, value: AnyPerturbation | None, d: int
-) -> float:
-    """Return the ε of a client that reports once in every epoch: epochs times that of one report.
-
-    Exact over all sequences of vectors that a client can come to; those of one training may differ
-    less.
-
-    Examples
-    --------
-    >>> from fl_privacy_lib.defenses.perturbation import Piecewise
-    >>> from fl_privacy_lib.defenses.selection import PerturbedEncoding
-    >>> round(budget(2, PerturbedEncoding(0.1, k=12, reading="e_eps"), Piecewise(0.9), d=123), 4)
-    2.0017
-    """
-    positive(epochs=epochs)
-    return epochs * two_stage_epsilon(selection, value, d)
-
-
 def claimed_epsilons(
-    selection: AnySelection | None, value: AnyPerturbation | None
+    selection: Selection | None, value: AnyPerturbation | None
 ) -> tuple[float, float]:
     """Return the ε that a report's stages claim: 0 if nothing is selected, ``inf`` in clear."""
     inner = value.inner if isinstance(value, Compressed) else value
@@ -130,26 +88,22 @@ def claimed_epsilons(
 
 
 def exact_epsilons(
-    selection: AnySelection | None, value: AnyPerturbation | None, d: int
+    selection: Selection | None, value: AnyPerturbation | None, d: int
 ) -> tuple[float, float]:
-    """Return the exact ε of a report's stages among d coordinates; ``inf`` for a value in clear."""
+    """Return the exact ε of a report's stages among d coordinates; ``inf`` for a value in clear.
+
+    Notes
+    -----
+    Their sum is the ε of the report, and no less: let one vector have its largest coordinate at +1
+    and another its smallest at -1 (before clipping nothing bounds the others), and both stages are
+    at their worst on this pair. FedSel's Theorem 3.1 holds as far as both stages keep their own ε.
+    Residual and momentum change nothing: they are functions of the client's own data and of what it
+    has already sent.
+    """
     return (
         0.0 if selection is None else selection_epsilon(selection, d),
         math.inf if value is None else value_epsilon(value),
     )
-
-
-def unknown(selection: object, value: object) -> tuple[str, str] | None:
-    """Return why nothing is proved where a mechanism does not state its distribution, else None."""
-    known_types = (("selection", selection, AnySelection), ("value", value, AnyPerturbation))
-    for stage, mechanism, known in known_types:
-        if mechanism is not None and not isinstance(mechanism, known):
-            name = getattr(mechanism, "__name__", type(mechanism).__name__)
-            return (
-                "no proof",
-                f"the {stage} {name} does not state the distribution it draws from: ε = ∞.",
-            )
-    return None
 
 
 def _spread(logs: Floats) -> float:

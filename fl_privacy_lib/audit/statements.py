@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.events import (
     Event,
@@ -21,26 +21,22 @@ from fl_privacy_lib.accounting.events import (
     Unit,
     check_delta,
 )
-from fl_privacy_lib.audit.arguments import global_rate
-from fl_privacy_lib.audit.local import (
-    AnyPerturbation,
-    AnySelection,
-    budget,
-    claimed_epsilons,
-    exact_epsilons,
-    unknown,
-)
-from fl_privacy_lib.audit.participants import (
+from fl_privacy_lib.audit.arguments import (
+    global_rate,
     mixture_epsilon,
     participations,
     quantile,
     weighted_participations,
 )
-from fl_privacy_lib.defenses.holding import Holding
-from fl_privacy_lib.defenses.limits import LOCAL, Reason, local_rule, noisy, silent, unbounded
+from fl_privacy_lib.audit.local import (
+    AnyPerturbation,
+    claimed_epsilons,
+    exact_epsilons,
+)
+from fl_privacy_lib.defenses import TAPS, Defense, Holding
+from fl_privacy_lib.defenses.limits import LOCAL, Reason, noisy, refuse_local_reports, unbounded
 from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, events, release
-from fl_privacy_lib.defenses.route import Defense
-from fl_privacy_lib.defenses.stage import TAPS
+from fl_privacy_lib.defenses.selection import Selection
 from fl_privacy_lib.sampling import Plan
 
 _TYPES = {"example": "type 2, inside the client", "update": "type 1, at the client's exit",
@@ -118,16 +114,14 @@ def statement(
         See `fl_privacy_lib.defenses.releases.release`. The paper's statement is always its own,
         adding or removing.
     tap : {'example', 'batch', 'update', 'received', 'aggregate'}
-        Where the adversary reads, in all rounds, seeing who takes part. Behind a locally private
-        report ε is that of the reports, composed over as many participations as are exceeded with
-        probability at most δ.
+        Where the adversary reads, in all rounds, seeing who takes part.
     sensitivity : {'bound', 'l2_max'} or None
         What the noise is scaled with; None: as the defence says.
 
     Raises
     ------
     InputError
-        If a value is out of range.
+        If a value is out of range, or a locally private report stands before the tap.
 
     Examples
     --------
@@ -141,10 +135,7 @@ def statement(
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
     one_of(TAPS, tap=tap)
-    rule = local_rule(defense, tap)
-    if rule is not None and silent(defense, tap) is None:
-        assert rule.local is not None
-        return _of_reports(*rule.local, plan, holding, unit, delta)
+    refuse_local_reports(defense, tap)
     paper = _as_counted(defense, plan, holding, delta, unit)
     return Statements(
         paper, _proved(defense, plan, holding, delta, unit, relation, tap, sensitivity)
@@ -163,35 +154,40 @@ def _as_counted(
         return Statement(PAPER, math.inf, delta, unit, "add_remove", "none", "none", adversary, why)
     counted = [noise for place, noise in noises.items() if (place in LOCAL) == local]
     scales = [max(noise.at(t) for noise in counted) for t in range(plan.rounds)]
-    reasons: list[Reason] = [
-        ("noise", f"the noise scale σ = {min(scales):g} is the multiplier, whatever M is.")
-    ]
     if local:
         rate = global_rate(plan.batch_size, plan.participants, holding.examples)
         steps, name = plan.local_iterations * plan.rounds, "B·K_t/N"
-        if unit == "client":
-            reasons.append(
-                ("unit", "the example's ε is carried over to the client by the Billboard lemma.")
-            )
     else:
         rate, steps, name = plan.client_rate, plan.rounds, "K_t/K"
-        if unit == "example":
-            reasons.append(
-                ("unit", "the count is for clients; the paper states nothing for examples.")
-            )
-    if rate > 1:
-        reasons.append(("sampling", f"{name} = {rate:.3g} is above 1 and is counted as 1."))
-    reasons.append(
-        ("sampling", f"q = {name} = {min(rate, 1):.4g}, drawn anew at each of {steps} steps.")
+    arguments = (
+        ("noise", True, f"the noise scale σ = {min(scales):g} is the multiplier, whatever M is."),
+        (
+            "unit",
+            local and unit == "client",
+            "the example's ε is carried over to the client by the Billboard lemma.",
+        ),
+        (
+            "unit",
+            not local and unit == "example",
+            "the count is for clients; the paper states nothing for examples.",
+        ),
+        ("sampling", rate > 1, f"{name} = {rate:.3g} is above 1 and is counted as 1."),
+        (
+            "sampling",
+            True,
+            f"q = {name} = {min(rate, 1):.4g}, drawn anew at each of {steps} steps.",
+        ),
     )
+    reasons = tuple((step, text) for step, holds, text in arguments if holds)
     claimed: Unit = unit if local else "client"
-    each = steps // plan.rounds
-    events_ = [Event(min(rate, 1.0), z, claimed, "add_remove", uses=each * count)
-               for z, count in Counter(scales).items()]  # fmt: skip
+    events_ = [
+        Event(min(rate, 1.0), z, claimed, "add_remove", uses=steps // plan.rounds * count)
+        for z, count in Counter(scales).items()
+    ]
     spent = spend(events_, "moments_accountant", delta)
     return Statement(
         PAPER, spent.epsilon, delta, claimed, "add_remove", "poisson", spent.accountant, adversary,
-        tuple(reasons),
+        reasons,
     )  # fmt: skip
 
 
@@ -270,45 +266,20 @@ def _batches_drawn_anew(
     most = quantile(distribution, delta / 2)
     if most == 0:
         return None
-    drawn = events(
-        defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most
-    )
+    drawn = events(defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most)
     if drawn[0].sampling == "none":
         return None
     return spend(drawn, "pld", delta if certain else delta / 2)
-
-
-def _of_reports(
-    select: AnySelection | None,
-    value: AnyPerturbation | None,
-    plan: Plan,
-    holding: Holding,
-    unit: Unit,
-    delta: float,
-) -> Statements:
-    """Return both statements on a training whose clients report privately by themselves."""
-    distribution = participations(plan, holding.holders if unit == "example" else 1)
-    most = max(1, quantile(distribution, delta))
-    if (why := unknown(select, value)) is not None:
-        claim = Statement(
-            PAPER, math.inf, delta, unit, "replace_one", "none", "none", _SERVER, (why,)
-        )
-        return Statements(claim, replace(claim, reading=PROOF))
-    if holding.coordinates is None:
-        raise InputError(
-            "the exact ε of a locally private report depends on d: give Holding its coordinates."
-        )
-    both = local_statement(select, value, holding.coordinates, most)
-    return Statements(
-        replace(both.paper, unit=unit, delta=delta), replace(both.proved, unit=unit, delta=delta)
-    )
 
 
 _SERVER = "the server, and all who see what it receives"
 
 
 def local_statement(
-    selection: AnySelection | None, value: AnyPerturbation | None, d: int, epochs: int = 1
+    selection: Selection | None,
+    value: AnyPerturbation | None,
+    d: int,
+    epochs: int = 1,
 ) -> Statements:
     """Return what FedSel would say of a client's reports, and what can be proved; δ = 0 in both.
 
@@ -319,6 +290,11 @@ def local_statement(
     d : int, coordinates
     epochs : int, ≥ 1, reports of each client
 
+    Notes
+    -----
+    What is proved is exact over all sequences of vectors that a client can come to; those of one
+    training may differ less.
+
     Examples
     --------
     >>> from fl_privacy_lib.defenses.perturbation import Piecewise
@@ -327,6 +303,7 @@ def local_statement(
     >>> print(f"{both.paper.epsilon:.4g} {both.proved.epsilon:.4g}")
     2 2.311
     """
+    positive(epochs=epochs)
     claims, exact = claimed_epsilons(selection, value), exact_epsilons(selection, value, d)
     reasons = tuple(
         (stage, f"ε = {claim:.4g} is claimed; its exact distribution at d = {d} gives {bound:.4g}.")
@@ -346,5 +323,5 @@ def local_statement(
 
     return Statements(
         state(PAPER, epochs * sum(claims), added),
-        state(PROOF, budget(epochs, selection, value, d), *reasons, added),
+        state(PROOF, epochs * sum(exact), *reasons, added),
     )

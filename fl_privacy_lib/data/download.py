@@ -61,18 +61,11 @@ def network(title: str, wanted: str, root: Path) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def mnist(root: Path, name: str = "MNIST") -> None:
-    """Download ``root/MNIST/raw``, or FashionMNIST's, with torchvision, which checks the MD5."""
+def from_torchvision(root: Path, name: str) -> None:
+    """Download MNIST, FashionMNIST or CIFAR10 with torchvision, which checks the MD5."""
     from torchvision import datasets
 
     getattr(datasets, name)(root, download=True)
-
-
-def cifar10(root: Path) -> None:
-    """Download ``root/cifar-10-batches-py`` with torchvision, which checks its MD5."""
-    from torchvision.datasets import CIFAR10
-
-    CIFAR10(root, train=True, download=True)
 
 
 def lfw(root: Path) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,20 +20,11 @@ Arrays = dict[str, np.ndarray]
 CACHE_FORMAT = 1
 
 
-@dataclass(frozen=True)
-class Form:
-    """One accepted form of one file.
+Form = tuple[str, str]
+"""An accepted form of a file: its path below the data folder, and its checksum.
 
-    Parameters
-    ----------
-    path : str
-        Where it lies, below the data folder.
-    digest : str
-        ``"sha256:<hex>"`` or ``"md5:<hex>"``; empty if no checksum is known.
-    """
-
-    path: str
-    digest: str = ""
+The checksum is ``"sha256:<hex>"`` or ``"md5:<hex>"``; empty if none is known.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,8 +47,8 @@ class Layout:
     note: str = ""
 
 
-LocatedFile = tuple[Path, Form]
-"""A file that is there, and which of its forms it is in."""
+LocatedFile = tuple[Path, str]
+"""A file that is there, and its checksum; empty if none is known."""
 
 
 @contextmanager
@@ -82,7 +72,7 @@ def is_file(path: Path) -> bool:
 def _search(layout: Layout, root: Path) -> list[LocatedFile | None]:
     """Return for each file of `layout` the first of its forms that is in `root`, or None."""
     return [
-        next(((root / form.path, form) for form in forms if is_file(root / form.path)), None)
+        next(((root / path, digest) for path, digest in forms if is_file(root / path)), None)
         for forms in layout.files
     ]
 
@@ -92,7 +82,7 @@ def find(layouts: Sequence[Layout], root: Path) -> tuple[Layout, list[LocatedFil
 
     Returns
     -------
-    (Layout, list of (Path, Form)) or None
+    (Layout, list of (Path, checksum)) or None
         None if no layout is complete, or the folder does not exist.
 
     Raises
@@ -114,7 +104,7 @@ def missing(layouts: Sequence[Layout], root: Path) -> list[str]:
     """Return the files, by their first form, that the most nearly complete layout lacks."""
     lacking = [
         [
-            forms[0].path
+            forms[0][0]
             for forms, pair in zip(layout.files, _search(layout, root), strict=True)
             if pair is None
         ]
@@ -144,8 +134,8 @@ def check(files: Sequence[LocatedFile]) -> str:
         If a file cannot be read, or its checksum is another one.
     """
     digests = []
-    for path, form in files:
-        algorithm, _, expected = (form.digest or "sha256:").partition(":")
+    for path, checksum in files:
+        algorithm, _, expected = (checksum or "sha256:").partition(":")
         with reading(path), open(path, "rb") as stream:
             # MD5 stands only where it is the sole checksum ever published for a file.
             new_hash = partial(hashlib.new, algorithm, usedforsecurity=False)
@@ -166,18 +156,11 @@ def read_bytes(path: Path) -> bytes:
     Raises
     ------
     InputError
-        If the file cannot be read or decompressed.
+        If the file cannot be read. A damaged one is found by its checksum before.
     """
     with reading(path):
         content = path.read_bytes()
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(
-            f"{path} is damaged: it cannot be decompressed ({error}); delete it and get it again."
-        ) from error
+    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
 def cached(folder: Path | None, key: str, build: Callable[[], Arrays]) -> Arrays:

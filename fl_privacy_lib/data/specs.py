@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fl_privacy_lib.data import decoders, download, splits, synthetic, tabular
+from fl_privacy_lib.data import decoders, download, splits, tabular
 from fl_privacy_lib.data.files import Arrays, Form, Layout
 from fl_privacy_lib.data.splits import About, Parts
 
@@ -37,14 +37,14 @@ class Spec(About):
 
 def _idx(path: str, compressed: str, plain: str) -> tuple[Form, ...]:
     """Return the two forms of an idx file with their SHA-256."""
-    return Form(f"{path}.gz", f"sha256:{compressed}"), Form(path, f"sha256:{plain}")
+    return (f"{path}.gz", f"sha256:{compressed}"), (path, f"sha256:{plain}")
 
 
 def _layout(
     decode: Callable[[Sequence[Path]], Arrays], files: dict[str, str], note: str = ""
 ) -> Layout:
     """Return the layout of files with one form each: path → checksum, empty if none is known."""
-    return Layout(tuple((Form(path, digest),) for path, digest in files.items()), decode, note)
+    return Layout(tuple((form,) for form in files.items()), decode, note)
 
 
 def _adult(title: str, build: Callable[[Arrays], Parts], note: str) -> Spec:
@@ -73,12 +73,12 @@ def _adult(title: str, build: Callable[[Arrays], Parts], note: str) -> Spec:
 
 def _synthetic(title: str, records: int, columns: int, remark: str = "") -> Spec:
     """Return one of the two synthetic sets."""
-    decode = partial(synthetic.decode, records=records, columns=columns)
+    decode = partial(tabular.decode_synthetic, records=records, columns=columns)
     return Spec(
         title=title,
         kind="tabular",
         layouts=(Layout(files=(), decode=decode),),
-        build=synthetic.build,
+        build=tabular.build_synthetic,
         licence="none needed: the records are drawn",
         source="the recipe of Wangni, Wang, Liu and Zhang, Gradient sparsification for "
         "communication-efficient distributed optimization, 2018",
@@ -169,7 +169,7 @@ DATASETS: dict[str, Spec] = {
         licence="usually cited as CC BY-SA 3.0",
         source="LeCun, Cortes and Burges, The MNIST database of handwritten digits",
         classes=splits.DIGIT_CLASSES,
-        fetch=download.mnist,
+        fetch=partial(download.from_torchvision, name="MNIST"),
     ),
     "fashion_mnist": _idx_images(
         "Fashion-MNIST",
@@ -178,7 +178,7 @@ DATASETS: dict[str, Spec] = {
         licence="MIT",
         source="Xiao, Rasul and Vollgraf, Fashion-MNIST: a novel image dataset",
         classes=splits.CLOTHES_CLASSES,
-        fetch=partial(download.mnist, name="FashionMNIST"),
+        fetch=partial(download.from_torchvision, name="FashionMNIST"),
     ),
     "cifar10": Spec(
         title="CIFAR-10",
@@ -214,7 +214,7 @@ DATASETS: dict[str, Spec] = {
         licence="no formal licence",
         source="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
         note="40,000 images for training; the last 10,000 of the original training set validate.",
-        fetch=download.cifar10,
+        fetch=partial(download.from_torchvision, name="CIFAR10"),
     ),
     "lfw": Spec(
         title="LFW",
@@ -247,7 +247,7 @@ DATASETS: dict[str, Spec] = {
     "cancer": Spec(
         title="Breast cancer",
         kind="tabular",
-        layouts=(Layout(files=(), decode=decoders.decode_cancer),),
+        layouts=(Layout(files=(), decode=partial(decoders.decode_bundled, name="breast_cancer")),),
         build=splits.build_cancer,
         licence="CC BY 4.0",
         source="Wolberg, Mangasarian, Street and Street, Breast Cancer Wisconsin (Diagnostic), "
@@ -258,7 +258,7 @@ DATASETS: dict[str, Spec] = {
     "digits": Spec(
         title="Digits",
         kind="image",
-        layouts=(Layout(files=(), decode=decoders.decode_digits),),
+        layouts=(Layout(files=(), decode=partial(decoders.decode_bundled, name="digits")),),
         build=splits.build_digits,
         licence="CC BY 4.0",
         source="Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, 1998, "

@@ -1,6 +1,6 @@
 """From stored arrays to the parts of a data set: scaled, and cut for training and validation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -134,8 +134,12 @@ def cut_three_to_one(x: np.ndarray, y: np.ndarray, classes: Sequence[str]) -> Pa
     return Parts(x[:cut], y[:cut], x[cut:], y[cut:], x[:0], y[:0], tuple(classes))
 
 
-def _scaled(parts: Parts, scale: Callable[[np.ndarray], np.ndarray]) -> Parts:
-    """Return the parts with every example scaled."""
+def _scaled(parts: Parts, shift: np.ndarray, span: np.ndarray, low: float, high: float) -> Parts:
+    """Return the parts with each column, less its shift, over its span; float32 in [low, high]."""
+
+    def scale(x: np.ndarray) -> np.ndarray:
+        return np.clip((x - shift) / span, low, high).astype(np.float32)
+
     return replace(
         parts,
         train_x=scale(parts.train_x),
@@ -151,12 +155,7 @@ def scaled_by_training(parts: Parts) -> Parts:
     0.
     """
     low, high = parts.train_x.min(axis=0), parts.train_x.max(axis=0)  # [F]
-    span = np.where(high > low, high - low, 1)
-
-    def scale(x: np.ndarray) -> np.ndarray:
-        return np.clip((x - low) / span, 0, 1).astype(np.float32)
-
-    return _scaled(parts, scale)
+    return _scaled(parts, low, np.where(high > low, high - low, 1), 0, 1)
 
 
 def standardised(parts: Parts) -> Parts:
@@ -165,11 +164,7 @@ def standardised(parts: Parts) -> Parts:
     A constant column becomes 0.
     """
     mean, std = parts.train_x.mean(axis=0), parts.train_x.std(axis=0)  # [F]
-
-    def scale(x: np.ndarray) -> np.ndarray:
-        return ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
-
-    return _scaled(parts, scale)
+    return _scaled(parts, mean, np.where(std > 0, std, 1), -np.inf, np.inf)
 
 
 def build_lfw(arrays: Arrays) -> Parts:

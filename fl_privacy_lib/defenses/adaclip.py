@@ -66,10 +66,6 @@ class AdaClip(Rule, Stage):
         """Return the clip to norm 1, and the moments' rule that has to scale the noise, too."""
         return Declaration(self.clip, rule=self)
 
-    def noiseless(self) -> "AdaClip":
-        """Return the stage itself, which draws nothing."""
-        return self
-
     def begin(self, ctx: Any) -> None:
         """Forget the moments of the participation before: the defence's begin_client."""
         ctx.state.pop(MOMENTS, None)

@@ -11,9 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive
+from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.defenses.clipping import Gradient
+from fl_privacy_lib.defenses.methods import non_private, pruned, random_noise
+from fl_privacy_lib.defenses.representation import soteria
+from fl_privacy_lib.defenses.risk import root_set, sensitivity_slices
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.slices import SlicePerturbation, Slices, flat, unflat
 from fl_privacy_lib.defenses.stage import Transformation
@@ -122,6 +127,13 @@ def spectrum(matrix: torch.Tensor, centred: bool = False) -> tuple[torch.Tensor,
     return eigenvalues, vectors
 
 
+def rank_one(rows: int, columns: int, dice: torch.Generator, common: bool) -> torch.Tensor:
+    """Return a matrix of rank one, flat, [v·w], of normal factors; its rows may be all equal."""
+    left = torch.randn(rows, 1, generator=dice, dtype=torch.float64)
+    right = torch.randn(1, columns, generator=dice, dtype=torch.float64)
+    return ((torch.ones_like(left) if common else left) @ right).flatten()
+
+
 @dataclass(frozen=True)
 class Compensation(Transformation):
     """Project the aggregate on the directions that the law does not take for noise.
@@ -187,6 +199,11 @@ class Compensation(Transformation):
         basis = vectors[:, data]  # [w, kept]
         return (matrix @ basis @ basis.T).flatten()[: len(row)].to(row)
 
+    def distance(self, noise: torch.Tensor, weights: torch.Tensor) -> float:
+        """Return how far the spectrum of noise [v, w] is from the law that is told."""
+        told, (rows, columns) = self.noise_variance(weights), noise.shape
+        return law_distance(spectrum(noise)[0].numpy(), told, rows / columns)
+
     def errors(
         self, signal: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor
     ) -> dict[str, float]:
@@ -244,3 +261,85 @@ def risk_compensated(
     repair = Compensation(noise.noise_std, noise.noisy / noise.count, **compensation)
     return Defense("risk_compensation", per_client=noise, begin_client=noise.begin,
                    on_aggregate=repair if compensated else None)  # fmt: skip
+
+
+LEVELS = {"dga": {"risk_compensation": 0.2, "gc": 0.8, "pld": 0.6},
+          "gia": {"risk_compensation": 0.3, "gc": 0.9, "pld": 0.8}}  # fmt: skip
+"""Attack → method → γ, or the share that is pruned: the paper's section VI-B."""
+SLICINGS = {"gradient_sensitivity": "hutchinson", "layer_size": "size", "all_ones": "all_ones"}
+"""What is balanced over the slices → its estimator."""
+CLIP = 1.0  # B of the local clipping; the paper prints none
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One of the defences that the paper compares, against one of its attacks.
+
+    Parameters
+    ----------
+    attack : one of `LEVELS`, which set how strong the defence is
+    method : {'non_private', 'risk_compensation', 'gc', 'dp_gaussian', 'dp_laplace', 'pld'}
+    level : γ, or the share that is pruned; 0: the paper's
+    noise : σ, on a gradient
+    slicing : what is balanced over the slices, one of `SLICINGS`
+    root_dataset_bias : probability of class 0 in the root set; a tenth is no bias for ten classes
+    """
+
+    dataset: str
+    attack: str
+    method: str
+    level: float = 0.0
+    noise: float = 0.1
+    slices: int = 10
+    slicing: str = "gradient_sensitivity"
+    root_dataset_size: int = 100
+    root_dataset_bias: float = 0.1
+    local_clipping: bool = False
+    compensation_q: float = 6.0
+    seeds: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of(SLICINGS, slicing=self.slicing)
+        one_of(LEVELS, attack=self.attack)
+
+    @property
+    def strength(self) -> float:
+        """The level, or the paper's."""
+        return self.level or LEVELS[self.attack].get(self.method, 0.0)
+
+    def defense(
+        self, model: nn.Module, root: tuple[torch.Tensor, torch.Tensor], unit: float = 1.0,
+        **repair: Any,
+    ) -> Defense:  # fmt: skip
+        """Return what the client does to its update, and the server to the aggregate.
+
+        Parameters
+        ----------
+        model, root : that the slices are cut by
+        unit : of the noise, in that of an update
+        repair : options of `risk_compensated`, for the slices
+        """
+        std = unit * self.noise
+        if self.method == "risk_compensation":
+            cut = sensitivity_slices(model, root, self.slices, SLICINGS[self.slicing])
+            bound = CLIP if self.local_clipping else None
+            return risk_compensated(cut, share=self.strength, std=std, clip_norm=bound,
+                                    ratio=self.compensation_q, **repair)  # fmt: skip
+        return {
+            "non_private": non_private(),
+            "gc": pruned(self.strength, scope="layer"),
+            "dp_gaussian": random_noise(std),
+            "dp_laplace": random_noise(std, "laplace"),
+            "pld": soteria(self.strength),
+        }[self.method]
+
+    def cut(
+        self, model: nn.Module, data: Dataset, pool: np.ndarray, rng: np.random.Generator,
+        **options: Any,
+    ) -> Defense:  # fmt: skip
+        """Return the defence with slices cut on a root set, drawn from a pool of positions."""
+        root = root_set(data.train_y, pool, self.root_dataset_size, self.root_dataset_bias, rng)
+        device = next(model.parameters()).device
+        x, y = (torch.as_tensor(p[root]).to(device) for p in (data.train_x, data.train_y))
+        return self.defense(model, (x, y), **options)

@@ -25,8 +25,6 @@ class Holding:
     largest_client : int or None
         Examples of the largest client; None: all are equal. Only the client level under Poisson
         batches needs it.
-    coordinates : int or None
-        d, of an update. Only a locally private report needs it, whose exact ε may depend on d.
 
     Examples
     --------
@@ -40,11 +38,10 @@ class Holding:
     holders: int = 1
     repeats: int = 1
     largest_client: int | None = None
-    coordinates: int | None = None
 
     def __post_init__(self) -> None:
-        whole_number(1, examples=self.examples, client_size=self.client_size, tensors=self.tensors)
-        whole_number(1, holders=self.holders, repeats=self.repeats)
+        counts = ("examples", "client_size", "tensors", "holders", "repeats")
+        whole_number(1, **{name: getattr(self, name) for name in counts})
         if self.repeats > self.client_size:
             raise InputError(
                 f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it."

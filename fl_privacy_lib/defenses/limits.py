@@ -1,6 +1,6 @@
 """Where no ε holds: how noise before a tap can fail to cover what one unit changes."""
 
-from fl_privacy_lib._checks import one_of
+from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib.defenses.stage import STAGES, TAPS, Declaration, Part, Route
 
 _STATISTICS = {"l2_max": "largest gradient norm", "median": "median gradient norm"}
@@ -38,9 +38,13 @@ def counting(defense: Route, tap: str) -> Rule | None:
     return next((rule for rule in leading(defense, tap) if rule[1].count_scale is not None), None)
 
 
-def local_rule(defense: Route, tap: str) -> Declaration | None:
-    """Return what the first locally private rule before a tap says, or None."""
-    return next((says for _, says in leading(defense, tap) if says.local is not None), None)
+def refuse_local_reports(defense: Route, tap: str) -> None:
+    """Raise `InputError` where a locally private report stands before a tap."""
+    if any(says.local for _, says in leading(defense, tap)):
+        raise InputError(
+            f"{defense.name} is locally private: its ε is pure and has no Gaussian events; see "
+            "audit.local_statement."
+        )
 
 
 def silent(defense: Route, tap: str) -> Reason | None:

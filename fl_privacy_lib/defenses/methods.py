@@ -298,7 +298,6 @@ def pruned(
 def dssgd(
     share: float = 0.1,
     threshold: float = 0.0,
-    std: float = 0.0,
     at: str = "per_client",
     *,
     scope: str = "all",
@@ -308,16 +307,16 @@ def dssgd(
 
     Parameters
     ----------
-    share, threshold, std, scope : see `Selective`
+    share, threshold, scope : see `Selective`
     at, defense : as in `pruned`
 
     Notes
     -----
-    Guarantee: none, as Fed-αCDP says of the noisy variant, too. Source: Shokri and Shmatikov
-    (2015); Fed-αCDP, section 4.1 and Fig. 3, which print neither the share nor the noise.
+    Guarantee: none. Source: Shokri and Shmatikov (2015); Fed-αCDP, section 4.1 and Fig. 3, which
+    do not print the share.
     """
     leading = 2 if at == "per_example" else 1
-    return _after(defense, at, "dssgd", Selective(share, threshold, std, scope, leading))
+    return _after(defense, at, "dssgd", Selective(share, threshold, scope, leading))
 
 
 def random_noise(

@@ -60,7 +60,7 @@ class NoisyStage(Stage):
 
     def noiseless(self) -> Any:
         """Return the stage without noise, on the gradient and on the counts of its rule."""
-        clip = self.clip if self.is_fixed else self.clip.silent()
+        clip = self.clip if self.is_fixed else self.clip.noiseless()
         return replace(self, clip=clip, noise_scale=0.0)  # type: ignore[type-var]
 
     def add_scaled_noise(

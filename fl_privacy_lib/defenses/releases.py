@@ -12,7 +12,15 @@ from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
 from fl_privacy_lib.accounting.schedules import rounded_down
 from fl_privacy_lib.defenses.clipping import Clip
 from fl_privacy_lib.defenses.holding import Holding
-from fl_privacy_lib.defenses.limits import Reason, counting, local_rule, noisy, unbounded, uncovered
+from fl_privacy_lib.defenses.limits import (
+    LOCAL,
+    Reason,
+    counting,
+    noisy,
+    refuse_local_reports,
+    unbounded,
+    uncovered,
+)
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Route
 from fl_privacy_lib.sampling import Plan
@@ -84,11 +92,7 @@ def release(
     """
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
-    if local_rule(defense, tap) is not None:
-        raise InputError(
-            f"{defense.name} is locally private: its ε is pure and has no Gaussian events; see "
-            "audit.statement."
-        )
+    refuse_local_reports(defense, tap)
     if (why := unbounded(defense, tap)) is not None:
         raise InputError(
             f"{defense.name} has no events at tap = {tap!r}, because {why[1].rstrip('.')}."
@@ -99,17 +103,25 @@ def release(
         if uncovered(defense, tap, place) is not None:
             continue
         assert says.clip is not None and says.noise is not None  # it would be uncovered
-        scaled = (says.clip, says.noise)
-        if place in ("per_client", "on_arrival"):
-            releases.append(_update_release(*scaled, plan, holding, unit, relation))
+        local = place in LOCAL
+        moved, reasons = _sensitivity(
+            says.clip, says.noise, holding, relation, not local and unit == "example"
+        )
+        if not local:
+            z = says.noise.least(plan.rounds) * says.noise.factor / moved
+            uses = ("uses", "a client's update is released once in a participation.")
+            releases.append(Release(z, 1, (*reasons, uses)))
         elif place == "per_example" and (tap == "example" or len(rules) > 1):
             # what follows the noise acts on every example by itself, so the batch's other draws do
             # not cover it
-            releases.append(_example_release(*scaled, plan, holding, unit, relation))
+            releases.append(_example_release(says.noise, moved, reasons, plan, holding, unit))
         else:
             assert rules[0].says is not None and rules[0].says.clip is not None
-            clip = rules[0].says.clip
-            releases.append(_batch_release(place, clip, *scaled, plan, holding, unit, relation))
+            bounds = rules[0].says.clip, says.clip
+            late = place == "per_batch"
+            releases.append(
+                _batch_release(late, *bounds, says.noise, moved, reasons, plan, holding, unit)
+            )
     best = min(releases, key=lambda one: one.mu)  # each is a bound by itself
     counts = counting(defense, tap)
     return best if counts is None else _with_counts(best, *counts, plan, holding, unit)
@@ -144,10 +156,7 @@ def _sensitivity(
 ) -> tuple[float, list[Reason]]:
     """Return how far a unit moves a release at most, over C, with the reasons.
 
-    Parameters
-    ----------
-    one_of_many : bool
-        Whether the unit is an example and what is clipped a client's whole update.
+    `one_of_many`: the unit is an example, and what is clipped a client's whole update.
     """
     clippings = {
         "all": "the whole gradient is clipped to C.",
@@ -177,34 +186,35 @@ def _largest_batch(plan: Plan, holding: Holding) -> int:
 
 
 def _example_release(
-    clip: Clip, noise: Noise, plan: Plan, holding: Holding, unit: Unit, relation: Relation
+    noise: Noise, moved: float, reasons: list[Reason], plan: Plan, holding: Holding, unit: Unit
 ) -> Release:
-    sensitivity, reasons = _sensitivity(clip, noise, holding, relation)
+    """Return the release of every example's gradient, which a unit moves by `moved` · C."""
     mean = mean_std(noise.least(plan.rounds), 1.0, plan.batch_size, noise.divide_by)
-    z = mean * math.sqrt(plan.batch_size) / sensitivity
-    if unit == "client":
-        uses = plan.local_iterations * _largest_batch(plan, holding)
-    else:
-        uses = plan.uses_per_participation(holding.client_size) * holding.repeats
+    z = mean * math.sqrt(plan.batch_size) / moved
+    of_client = plan.local_iterations * _largest_batch(plan, holding)
+    of_example = plan.uses_per_participation(holding.client_size) * holding.repeats
+    uses = of_client if unit == "client" else of_example
     at_most = ", at most" if plan.batch_sampling in DRAWN_ANEW else ""
     text = f"each use is a noisy gradient of its own: {uses} in one participation{at_most}."
     return Release(z, uses, (*reasons, ("uses", text)))
 
 
 def _batch_release(
-    place: str, clip: Clip, level: Clip, noise: Noise, plan: Plan, holding: Holding, unit: Unit,
-    relation: Relation,
+    late: bool, clip: Clip, level: Clip, noise: Noise, moved: float, reasons: list[Reason],
+    plan: Plan, holding: Holding, unit: Unit,
 ) -> Release:  # fmt: skip
-    """Return the release of a batch mean whose examples obey `clip`, with noise of `level`."""
-    sensitivity, reasons = _sensitivity(clip, noise, holding, relation)
+    """Return the release of a batch mean whose examples obey `clip`, with noise of `level`.
+
+    `late`: the noise is added to the mean, not to each example.
+    """
     # in units of C, [T]
     scales = [noise.at(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
     std = mean_std(min(scales), 1.0, plan.batch_size, noise.divide_by)
-    z = std * plan.batch_size / sensitivity
+    z = std * plan.batch_size / moved
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
-    reasons.append(("noise", text))
+    reasons = [*reasons, ("noise", text)]
     uses, shift, use_reasons = _uses(plan, holding, unit)
-    if place == "per_example" and plan.batch_sampling == "poisson":
+    if not late and plan.batch_sampling == "poisson":
         z /= math.sqrt(plan.batch_size)
         shift = math.sqrt(shift)  # more examples bring more draws
         text = "a Poisson batch may hold one example and then carries one draw."
@@ -239,14 +249,6 @@ def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Re
         text = f"one client holds it {repeats} times; up to {together} may fall in one batch."
         reasons.append(("repeats", text))
     return uses, shift, reasons
-
-
-def _update_release(
-    clip: Clip, noise: Noise, plan: Plan, holding: Holding, unit: Unit, relation: Relation
-) -> Release:
-    sensitivity, reasons = _sensitivity(clip, noise, holding, relation, unit == "example")
-    uses = ("uses", "a client's update is released once in a participation.")
-    return Release(noise.least(plan.rounds) * noise.factor / sensitivity, 1, (*reasons, uses))
 
 
 def events(

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fl_privacy_lib._checks import InputError, in_range, one_of, whole_number
 from fl_privacy_lib.defenses.clipping import Gradient
+from fl_privacy_lib.defenses.representation import last_dense
 from fl_privacy_lib.defenses.slices import Slices, risk_balanced, size_balanced
 from fl_privacy_lib.models import Parameters, call, parameters_of
 
@@ -114,6 +115,35 @@ def _all_ones(
 
 
 ESTIMATORS = {"hutchinson": _hutchinson, "exact": _exact, "all_ones": _all_ones}
+
+
+def estimate_errors(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, estimator: str, probes: int, draws: int
+) -> dict[str, float]:
+    """Compare estimates of a model's risks, at its own weights, with the exact ones.
+
+    Parameters
+    ----------
+    x, y, estimator, probes : as in `layer_risks`
+    draws : seeds of the probes, whose mean is compared
+
+    Returns
+    -------
+    relative_error : the largest over tensors
+    last_share, exact_share : of the last dense layer's weights in the risk of all tensors
+    """
+    args = (model, parameters_of(model), x, y)
+    exact = layer_risks(*args, estimator="exact")
+    drawn = [layer_risks(*args, estimator=estimator, probes=probes,
+                         generator=torch.Generator(x.device).manual_seed(seed))
+             for seed in range(draws)]  # fmt: skip
+    means = {name: float(np.mean([one[name] for one in drawn])) for name in exact}
+    last, _ = last_dense(model)
+    return {
+        "relative_error": max(abs(means[n] / e - 1) for n, e in exact.items()),
+        "last_share": means[last] / sum(means.values()),
+        "exact_share": exact[last] / sum(exact.values()),
+    }
 
 
 def sensitivity_slices(

@@ -56,7 +56,7 @@ class Rule:
     def tell(self, norms: Gradient, ctx: Any, asked: int) -> None:
         """Report what the rule needs of `asked` norms a client; by default nothing."""
 
-    def silent(self) -> "Rule":
+    def noiseless(self) -> Any:
         """Return the rule without the noise of its reports; by default the rule itself."""
         return self
 
@@ -187,13 +187,9 @@ class QuantileNorm(Rule, Stage):
         """Return nothing: at on_aggregate, the rule reads what has been released."""
         return Declaration()
 
-    def silent(self) -> "QuantileNorm":
-        """Return the rule with clear counts."""
-        return replace(self, count_scale=0.0)
-
     def noiseless(self) -> "QuantileNorm":
-        """Return the stage that moves by clear counts."""
-        return self.silent()
+        """Return the rule, and the stage, that moves by clear counts."""
+        return replace(self, count_scale=0.0)
 
     def start(self) -> dict[str, Any]:
         """Return the defence's memory at round 0: bounds by tensor, or one for all."""

@@ -203,13 +203,37 @@ class SlicePerturbation(Stage):
         return f"slices of {ctx.clients}"  # several clients may begin before the first ends
 
     def __call__(self, values: Gradient, ctx: ClientContext) -> Gradient:
-        """Return updates [clients, …] with noise on the chosen slices."""
+        """Return updates [clients, …] with noise on the chosen slices.
+
+        Where nothing else draws in a participation, its slices may as well be drawn here.
+        """
         if self.clip_norm:
             values = Clip(self.clip_norm, "all")(values, leading=1, round=ctx.round)
         if not self.std:
             ctx.state.pop(self._key(ctx), None)
             return values
         like = next(iter(values.values()))
+        if self._key(ctx) not in ctx.state:
+            self.begin(ctx)
         chosen = ctx.state.pop(self._key(ctx)).to(like)  # [clients, s]
         std = unflat(self.noise_std * self.of(values).spread(chosen), values)
         return add_noise(values, std, ctx.generators)
+
+
+def sliced_noise(
+    size: int, share: float, std: float, weights: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """Return the noise of ten slices of equal size on an aggregate, [d].
+
+    Parameters
+    ----------
+    size : int, d
+    share, std : as in `SlicePerturbation`
+    weights : of the updates, [m] in float64
+    generator : of all of them
+    """
+    cut = Slices(tuple(np.linspace(0, size, 11).astype(int).tolist()))
+    stage, count = SlicePerturbation(cut, share, std), len(weights)
+    ctx = ClientContext(0, range(count), [generator] * count, weights)
+    stage.begin(ctx)
+    return weights @ stage({"w": torch.zeros(count, size, dtype=torch.float64)}, ctx)["w"]

@@ -120,9 +120,9 @@ class Declaration:
     count_scale : float or None
         Standard deviation of the noise on the counts that the stage reports beside the gradient;
         None: no counts.
-    local : (select, perturb) or None
-        The mechanisms of a locally private report (`defenses.selection`, `defenses.perturbation`),
-        whose ε is pure.
+    local : bool
+        Whether it is a locally private report, whose ε is pure: that of its mechanisms
+        (`defenses.selection`, `defenses.perturbation`).
     """
 
     clip: Clip | None = None
@@ -130,7 +130,7 @@ class Declaration:
     rule: Any = None
     shrinks: bool = False
     count_scale: float | None = None
-    local: tuple[Any, Any] | None = None
+    local: bool = False
 
     def __post_init__(self) -> None:
         if self.noise is not None and not self.noise.at(0) * self.noise.factor:

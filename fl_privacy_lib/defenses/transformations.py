@@ -2,7 +2,7 @@
 
 Each is a stage that can stand at the example, the batch or the update, alone or after another rule
 (`route.Then`). None bounds what one example can change, so alone none has an ε, whatever noise it
-adds; `Defense.events` says so.
+adds; `Defense.events` says so. The server's momentum hides nothing; it only reads what is released.
 """
 
 import math
@@ -137,7 +137,7 @@ class RandomNoise(Stage):
 
 
 @dataclass(frozen=True)
-class Selective(Stage):
+class Selective(Transformation):
     """Share a random part of the coordinates whose magnitude passes a threshold (DSSGD).
 
     Parameters
@@ -147,36 +147,30 @@ class Selective(Stage):
         they are fewer.
     threshold : float, ≥ 0, τ; a coordinate passes with |g| > τ, in units of what stands at this
         stage
-    std : float, ≥ 0, standard deviation of Laplace noise on each coordinate that is shared; 0: none
     scope : {'all', 'layer'}, what n counts
     leading : int, as in `Pruned`
 
     Notes
     -----
     Without generators (an attacker's replay) nothing is drawn, and all that passes is kept: which
-    of them were shared can be read off what was received. The source's ε is for a parameter, not
-    for an example or a client, and its choice of coordinates is noised, too; here it is not, as
-    Fed-αCDP describes it (section 4.1). Source: Shokri and Shmatikov (2015).
+    of them were shared can be read off what was received. The source adds noise to the values and
+    to the choice of coordinates, with an ε for a parameter, not for an example or a client; here
+    there is none, as in Fed-αCDP (section 4.1). Source: Shokri and Shmatikov (2015).
     """
 
     share: float = 0.1
     threshold: float = 0.0
-    std: float = 0.0
     scope: str = "all"
     leading: int = 1
 
     def __post_init__(self) -> None:
         in_range(0, 1, share=self.share)
-        in_range(0, math.inf, threshold=self.threshold, std=self.std)
+        in_range(0, math.inf, threshold=self.threshold)
         one_of(["all", "layer"], scope=self.scope)
 
     def declare(self) -> Declaration:
-        """Return the noise, which no bound goes with; without it, nothing grows."""
-        return Declaration(noise=Noise(self.std, "fixed"), shrinks=self.std == 0)
-
-    def noiseless(self) -> "Selective":
-        """Return the same sharing without noise; a replay without generators draws no share."""
-        return replace(self, std=0.0)
+        """Return that nothing grows."""
+        return Declaration(shrinks=True)
 
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return gradients [clients, …] with everything that is not shared at zero."""
@@ -186,9 +180,34 @@ class Selective(Stage):
             lots = {name: torch.where(shared[name], lot, -1.0) for name, lot in lots.items()}
             first = largest(lots, lambda n: part(self.share, n), self.scope, self.leading)
             shared = {name: shared[name] & first[name] for name in shared}
-        sent = add_noise(gradients, self.std, ctx.generators, laplace)
-        return {name: torch.where(shared[name], s, 0.0) for name, s in sent.items()}
+        return {name: torch.where(shared[name], g, 0.0) for name, g in gradients.items()}
 
 
 def _uniform(row: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(row.shape, generator=generator, device=row.device, dtype=row.dtype)
+
+
+@dataclass(frozen=True)
+class Momentum(Transformation):
+    """The server's momentum, v ← γ v + u: it reads what is released, and costs nothing.
+
+    Parameters
+    ----------
+    decay : γ in [0, 1)
+
+    Notes
+    -----
+    Source: Polyak (1964); on the server of a federated training, Hsu, Qi and Brown (2019).
+    """
+
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        in_range(0, 1, decay=self.decay)
+
+    def __call__(self, values: Gradient, ctx: Any) -> Gradient:
+        """Return the velocity, [1, …], and keep it."""
+        last = ctx.state.get("velocity")
+        moved = {n: v + self.decay * last[n] for n, v in values.items()} if last else dict(values)
+        ctx.state["velocity"] = moved
+        return moved

@@ -15,6 +15,7 @@ import torch
 from fl_privacy_lib._checks import InputError, in_range, positive
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.route import Defense
+from fl_privacy_lib.defenses.slices import flat, unflat
 from fl_privacy_lib.defenses.stage import Context, Declaration, Stage
 
 Select = Callable[
@@ -27,6 +28,10 @@ Perturb = Callable[
 
 class _Report(Stage):
     """What the locally private stages share: they have no form without noise."""
+
+    def declare(self) -> Declaration:
+        """Return that the report is private by itself."""
+        return Declaration(local=True)
 
     def noiseless(self) -> Stage:
         """Refuse, in one sentence."""
@@ -81,13 +86,9 @@ class TwoStage(_Report):
         positive(scale=self.scale)
         in_range(0, math.nextafter(1, 0), discount=self.discount)
 
-    def declare(self) -> Declaration:
-        """Return the two mechanisms of a report."""
-        return Declaration(local=(self.select, self.perturb))
-
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …] with one coordinate each, over all tensors together."""
-        gathered = _flatten(values)  # [n, d]
+        gathered = flat(values)  # [n, d]
         memory = self._memory(ctx, gathered)
         ids = torch.as_tensor(ctx.clients, device=gathered.device)
         if memory:
@@ -103,7 +104,7 @@ class TwoStage(_Report):
         if self.perturb is not None:
             value = _draw(self.perturb, value.clamp(-1, 1), ctx.generators)
         sent = torch.where(sends, self.scale * value, 0.0)
-        return _unflatten(torch.zeros_like(gathered).scatter(1, at, sent[:, None]), values)
+        return unflat(torch.zeros_like(gathered).scatter(1, at, sent[:, None]), values)
 
     def _memory(self, ctx: Context, like: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the memory of all clients, each tensor [K, d], made at the first call."""
@@ -130,15 +131,9 @@ class Perturbed(_Report):
 
     perturb: Perturb
 
-    def declare(self) -> Declaration:
-        """Return the one mechanism of a report; nothing is selected."""
-        return Declaration(local=(None, self.perturb))
-
     def __call__(self, values: Gradient, ctx: Context) -> Gradient:
         """Return updates [clients, …], all tensors perturbed together as one vector."""
-        return _unflatten(
-            _draw(self.perturb, _flatten(values).clamp(-1, 1), ctx.generators), values
-        )
+        return unflat(_draw(self.perturb, flat(values).clamp(-1, 1), ctx.generators), values)
 
 
 def local_privacy(name: str, stage: TwoStage | Perturbed) -> Defense:
@@ -177,19 +172,6 @@ def allocate(
     spare = epsilon - floor * math.sqrt(math.log(dimensions) / batch)
     selection = min(max(spare, 0.0), largest_ratio * epsilon)
     return selection, epsilon - selection
-
-
-def _flatten(values: Gradient) -> torch.Tensor:
-    """Return all tensors [n, …] side by side, a new tensor [n, d]."""
-    return torch.cat([v.flatten(1) for v in values.values()], 1)
-
-
-def _unflatten(flat: torch.Tensor, like: Gradient) -> Gradient:
-    """Return [n, d] as tensors of the shapes of like."""
-    parts = flat.split([v[0].numel() for v in like.values()], 1)
-    return {
-        name: part.reshape(v.shape) for (name, v), part in zip(like.items(), parts, strict=True)
-    }
 
 
 def _draw(

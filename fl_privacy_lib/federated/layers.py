@@ -182,7 +182,7 @@ class Convolution:
 class Pointwise:
     """An activation whose derivative is a function of its own output."""
 
-    function: Callable[[torch.Tensor], torch.Tensor]  # torch.relu or torch.sigmoid
+    function: Callable[[torch.Tensor], torch.Tensor]  # torch.relu, torch.sigmoid or torch.tanh
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return the shape as it is."""
@@ -204,10 +204,14 @@ class Pointwise:
         """Return g times the derivative."""
         if self.function is torch.relu:
             return torch.ops.aten.threshold_backward(g, saved, 0), {}
-        return g * (saved * (1 - saved)), {}
+        tanh = self.function is torch.tanh
+        return g * (1 - saved.square() if tanh else saved * (1 - saved)), {}
 
 
-ACTIVATIONS = {nn.ReLU: Pointwise(torch.relu), nn.Sigmoid: Pointwise(torch.sigmoid)}
+ACTIVATIONS = {
+    nn.ReLU: Pointwise(torch.relu), nn.Sigmoid: Pointwise(torch.sigmoid),
+    nn.Tanh: Pointwise(torch.tanh),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

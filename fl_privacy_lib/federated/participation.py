@@ -1,4 +1,4 @@
-"""Taps, and the engine that trains any model: the oracle of the faster ones."""
+"""What is kept for an adversary, and what an engine is: taps, observations, local iterations."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
@@ -6,13 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from fl_privacy_lib._checks import in_range, one_of
-from fl_privacy_lib.defenses.clipping import Gradient, layer_norms
-from fl_privacy_lib.defenses.route import Defense
-from fl_privacy_lib.defenses.stage import TAPS, ClientContext
-from fl_privacy_lib.federated.gradients import Loss, example_gradients
+from fl_privacy_lib.defenses import TAPS, ClientContext, Defense, Gradient
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
@@ -137,46 +133,3 @@ class Engine(Protocol):
         -------
         one update a client, tensors [1, …], before the stage per_client
         """
-
-
-@dataclass(frozen=True)
-class GenericEngine:
-    """Gradients by automatic differentiation, client by client: any model, any rule, every tap.
-
-    Parameters
-    ----------
-    weights : the global model, without a client axis
-    examples : all examples [N, …] and labels [N]
-    """
-
-    model: nn.Module
-    weights: Parameters
-    examples: Examples
-    plan: Plan
-    defense: Defense
-    loss: Loss
-    taps: Taps
-
-    def train(
-        self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
-    ) -> list[Gradient]:
-        """Return each client's update; see `Engine`."""
-        return list(map(self._client, batches, contexts))
-
-    def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
-        # accumulated apart from the weights: subtracting these at the end would lose low-order bits
-        update = {name: torch.zeros_like(w)[None] for name, w in self.weights.items()}  # [1, …]
-        for iteration, positions in enumerate(batches):
-            ctx.iteration = iteration
-            index = torch.as_tensor(positions, device=self.examples[0].device)
-            x, y = self.examples[0][index], self.examples[1][index]
-            local = {name: w + update[name] for name, w in self.weights.items()}  # [1, …]
-            gradients = example_gradients(self.model, local, x[None], y[None], self.loss)
-            ctx.examples, ctx.norms = (x[None], y[None]), layer_norms(gradients, leading=2)
-            example, batch = self.defense.local_step(gradients, ctx)
-            before = {name: w[0] for name, w in local.items()}
-            for stage, values in (("example", example), ("batch", batch)):
-                tap = Tap(stage, ctx.clients[0], ctx.round, iteration)
-                self.taps.keep(tap, {n: v[0] for n, v in values.items()}, before, (x, y))
-            update = {name: u - self.plan.local_lr * batch[name] for name, u in update.items()}
-        return update

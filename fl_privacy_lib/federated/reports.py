@@ -1,6 +1,7 @@
 """Local reports: very many clients with one example each, a round in a few operations.
 
-The model is linear, see `models.linear_margin`.
+The model is linear: d weights without bias, whose margin decides between two classes (FedSel,
+section 5.1).
 It is `simulate` with one local iteration on one example, the same plan and the same ``per_client``
 stage; a test holds the two together. What makes it fast: all gradients of a round are one matrix,
 and its clients share a generator.
@@ -9,15 +10,13 @@ and its clients share a generator.
 import torch
 
 from fl_privacy_lib._checks import positive, refuse
-from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.defenses.route import Defense
-from fl_privacy_lib.defenses.stage import STAGES, ClientContext
+from fl_privacy_lib.defenses import STAGES, ClientContext, Defense, keyed_generator
 from fl_privacy_lib.federated.gradients import MarginLoss
 from fl_privacy_lib.federated.rounds import Examples
 from fl_privacy_lib.federated.simulation import RoundReport, Run
 from fl_privacy_lib.sampling import Plan
 
-WEIGHT = "0.weight"  # the name of the one tensor of `models.linear_margin`
+WEIGHT = "0.weight"  # the name of the model's one tensor
 
 
 def simulate_reports(
@@ -29,7 +28,7 @@ def simulate_reports(
     evaluation: Examples | None = None,
     evaluate_every: int | None = None,
 ) -> Run:
-    """Train `models.linear_margin` from zero weights, each client holding one example.
+    """Train a linear model from zero weights, each client holding one example.
 
     Parameters
     ----------

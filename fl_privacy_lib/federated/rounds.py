@@ -15,15 +15,19 @@ import torch
 from torch import nn
 
 from fl_privacy_lib.data.partition import Partition
-from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.noise import keyed_generator
-from fl_privacy_lib.defenses.route import Defense
-from fl_privacy_lib.defenses.stage import ClientContext, Context
+from fl_privacy_lib.defenses import (
+    ClientContext,
+    Context,
+    Defense,
+    Gradient,
+    keyed_generator,
+    layer_norms,
+)
 from fl_privacy_lib.federated.compiled.engine import CompiledEngine
 from fl_privacy_lib.federated.compiled.network import Network
-from fl_privacy_lib.federated.gradients import Loss, cross_entropy
+from fl_privacy_lib.federated.gradients import Loss, cross_entropy, example_gradients
 from fl_privacy_lib.federated.groups import Block
-from fl_privacy_lib.federated.participation import Engine, Examples, GenericEngine, Tap, Taps
+from fl_privacy_lib.federated.participation import Engine, Examples, Tap, Taps
 from fl_privacy_lib.federated.stacked import Stack, StackedEngine
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
@@ -63,6 +67,47 @@ class Job:
         return [held[batch] for batch in self.plan.batches(client, len(held), round)]
 
 
+@dataclass(frozen=True)
+class GenericEngine:
+    """Gradients by automatic differentiation, client by client: any model, any rule, every tap.
+
+    It is the oracle of the faster engines.
+
+    Parameters
+    ----------
+    weights : the global model, without a client axis
+    """
+
+    job: Job
+    weights: Parameters
+    taps: Taps
+
+    def train(
+        self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
+    ) -> list[Gradient]:
+        """Return each client's update; see `Engine`."""
+        return list(map(self._client, batches, contexts))
+
+    def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
+        job, (inputs, labels) = self.job, self.job.train
+        # accumulated apart from the weights: subtracting these at the end would lose low-order bits
+        update = {name: torch.zeros_like(w)[None] for name, w in self.weights.items()}  # [1, …]
+        for iteration, positions in enumerate(batches):
+            ctx.iteration = iteration
+            index = torch.as_tensor(positions, device=inputs.device)
+            x, y = inputs[index], labels[index]
+            local = {name: w + update[name] for name, w in self.weights.items()}  # [1, …]
+            gradients = example_gradients(job.model, local, x[None], y[None], job.loss)
+            ctx.examples, ctx.norms = (x[None], y[None]), layer_norms(gradients, leading=2)
+            example, batch = job.defense.local_step(gradients, ctx)
+            before = {name: w[0] for name, w in local.items()}
+            for stage, values in (("example", example), ("batch", batch)):
+                tap = Tap(stage, ctx.clients[0], ctx.round, iteration)
+                self.taps.keep(tap, {n: v[0] for n, v in values.items()}, before, (x, y))
+            update = {name: u - job.plan.local_lr * batch[name] for name, u in update.items()}
+        return update
+
+
 def blocks_of(ids: Sequence[int]) -> list[Sequence[int]]:
     """Return the participants in at most `BLOCKS` blocks of equal width (the last may be shorter).
 
@@ -85,18 +130,15 @@ def block_sums(
     taps: Taps,
 ) -> Iterator[Block]:
     """Yield each block's weighted sum of received updates, in float64, and its clients' reports."""
-    shares = job.plan.client_weights(
-        job.plan.participants_of(round).tolist(), job.partition.sizes.tolist()
-    )
     ids = list(chain.from_iterable(blocks))
-    participations = _participations(job, weights, round, ids, shares, state, taps)
+    participations = _participations(job, weights, round, ids, state, taps)
     for block in blocks:
         total, reports = _zeros(weights), []
         for update, ctx in islice(participations, len(block)):
             received = _arrive(job, update, ctx, weights, taps)
             for name, u in received.items():
                 # the product, too, in float64
-                total[name].add_(u[0], alpha=shares[ctx.clients[0]])
+                total[name].add_(u[0], alpha=1 / job.plan.participants)
             reports.append(ctx.reports)
         yield total, reports
 
@@ -110,13 +152,12 @@ def _participations(
     weights: Parameters,
     round: int,
     ids: Sequence[int],
-    shares: dict[int, float],
     state: dict,
     taps: Taps,
 ) -> Iterator[tuple[Gradient, ClientContext]]:
     """Yield every client's update as it leaves the client, in the order of ids, and its context."""
     common = (weights, job.train, job.plan, job.defense)
-    generic = GenericEngine(job.model, *common, job.loss, taps)
+    generic = GenericEngine(job, weights, taps)
     fast: Engine = generic
     if isinstance(job.form, Network):
         fast = CompiledEngine(job.form, *common)
@@ -127,7 +168,7 @@ def _participations(
     for watched, clients in groupby(ids, key=inside.__contains__):
         engine, width = (generic, 1) if watched else (fast, _stack_width(job))
         for chunk in _pieces(tuple(clients), width):
-            contexts = [_begin(job, client, shares[client], round, state) for client in chunk]
+            contexts = [_begin(job, client, round, state) for client in chunk]
             batches = [job.positions(client, round) for client in chunk]
             for update, ctx in zip(engine.train(batches, contexts), contexts, strict=True):
                 leaving = job.defense.apply("per_client", update, ctx)
@@ -146,7 +187,7 @@ def _stack_width(job: Job) -> int:
     return 1 if not isinstance(job.form, Stack) or padded_on_cpu else job.chunk
 
 
-def _begin(job: Job, client: int, share: float, round: int, state: dict) -> ClientContext:
+def _begin(job: Job, client: int, round: int, state: dict) -> ClientContext:
     """Return the context of one participation: its generator, weight and reports.
 
     What the defence draws for the whole participation is drawn here.
@@ -156,7 +197,7 @@ def _begin(job: Job, client: int, share: float, round: int, state: dict) -> Clie
         round,
         clients=(client,),
         generators=[keyed_generator(device, job.plan.seed, round, client)],
-        weights=torch.tensor([share], device=device),
+        weights=torch.tensor([1 / job.plan.participants], device=device),
         state=state,
         batch_size=job.plan.batch_size,
         model=job.model,
@@ -215,7 +256,7 @@ def serve(
         round,
         ids,
         [generator],
-        torch.tensor([*job.plan.client_weights(ids, job.partition.sizes.tolist()).values()]),
+        torch.full((len(ids),), 1 / job.plan.participants),
         state,
     )
     added, reports = total or (_zeros(weights), [])

@@ -155,12 +155,27 @@ def simulate(
         _check(job, collected, group, workers)
         if checkpoint or group.size > 1:
             monitor.parts = fingerprint(job, collected.wanted)
-    _check_agreement(job, monitor.parts, group)
+    if differing := disagreement(group.gather(monitor.parts | surroundings(job))):
+        raise InputError(
+            f"the {group.size} processes were not given the same run ({differing}): start all of "
+            "them with one script, the same settings, seeds, data and versions."
+        )
     start = _start(job, collected, monitor, resume, group)
     if workers == 1 or group.joined:
         return _run(group, job, start, collected, monitor)
     with launch(workers, _run, job, start, collected) as started:
         return _run(started, job, start, collected, monitor)
+
+
+def evaluate(model: nn.Module, weights: Parameters, examples: Examples, compiled: bool) -> float:
+    """Return the accuracy, by the compiled engine's kernel if it may serve and takes the examples.
+
+    Otherwise an evaluation costs as much as rounds do.
+    """
+    form = compiled_form(model, examples) if compiled and len(examples[1]) else None
+    if isinstance(form, Network):
+        return compiled_hits(form, weights, examples) / len(examples[1])
+    return accuracy(model, weights, examples)
 
 
 @dataclass
@@ -178,12 +193,7 @@ class Monitor:
         """Return the accuracy if this round is one to evaluate."""
         if self.evaluation is None or not _is_due(self.every, job, round):
             return None
-        # the kernel serves where it takes these examples as well
-        compiled = isinstance(job.form, Network) and len(self.evaluation[1])
-        form = compiled_form(job.model, self.evaluation) if compiled else None
-        if isinstance(form, Network):
-            return compiled_hits(form, weights, self.evaluation) / len(self.evaluation[1])
-        return accuracy(job.model, weights, self.evaluation)
+        return evaluate(job.model, weights, self.evaluation, isinstance(job.form, Network))
 
     def note(
         self, job: Job, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps
@@ -261,15 +271,6 @@ def _form(
     raise InputError(
         f"engine = {engine!r} is not possible, since {reason} that it does not know: use 'auto'."
     )
-
-
-def _check_agreement(job: Job, parts: Fingerprint, group: Group) -> None:
-    """Raise `InputError` in every process unless all of them were given the same run."""
-    if differing := disagreement(group.gather(parts | surroundings(job))):
-        raise InputError(
-            f"the {group.size} processes were not given the same run ({differing}): start all of "
-            "them with one script, the same settings, seeds, data and versions."
-        )
 
 
 def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:

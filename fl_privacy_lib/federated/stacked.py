@@ -15,10 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_privacy_lib.defenses.clipping import Clip, Gradient
-from fl_privacy_lib.defenses.noise import mean_std
-from fl_privacy_lib.defenses.route import BatchNoise, Defense, PerExample
-from fl_privacy_lib.defenses.stage import ClientContext
+from fl_privacy_lib.defenses import (
+    BatchNoise,
+    ClientContext,
+    Clip,
+    Defense,
+    Gradient,
+    PerExample,
+    mean_std,
+)
 from fl_privacy_lib.federated.contractions import Contraction, Contractions
 from fl_privacy_lib.federated.layers import (
     Convolution,

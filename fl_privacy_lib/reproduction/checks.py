@@ -1,6 +1,6 @@
 """The tests of the ledger's claims: what each finds in the recorded rows, cell by cell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def check(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     table : 'paper/table', whose printed values are compared with
     frame : the recorded rows, from `measured`
     """
-    return CHECKS[test["check"]](test, table, frame)
+    return list(CHECKS[test["check"]](test, table, frame))
 
 
 def _values(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
@@ -39,11 +39,10 @@ def _values(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     return [pair.outcome for pair in pairs if pair.outcome is not None]
 
 
-def _rate(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+def _rate(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask for a success rate, with its interval, above or below `bound`."""
     rates = frame[frame["metric"] == test.get("metric", "attack_success_rate")]
     above = test["check"] == "rate_above"
-    outcomes = []
     for row in rates.to_dict("records"):
         count = row["effective"]  # images of one network count less than independent ones
         cell = compared(row, test["bound"], row["mean"], row["std"])
@@ -52,8 +51,7 @@ def _rate(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         interval = f"{low:.2f} to {high:.2f}, includes {test['bound']:g}"
         why = f"the interval of a rate, {interval}; more networks would tell"
         held = None if wide else (gap > 0) == above
-        outcomes.append(Outcome(held, gap, why if wide else "", cell=cell))
-    return outcomes
+        yield Outcome(held, gap, why if wide else "", cell=cell)
 
 
 def _fewer_iterations(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
@@ -67,7 +65,7 @@ def _fewer_iterations(test: Test, table: str, frame: pd.DataFrame) -> list[Outco
     ]
 
 
-def _ahead(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+def _ahead(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask that `rows` be ahead of `than` at equal values of the columns `on`, by more than `by`.
 
     Three seeds a side decide by the t-interval of the difference; with one seed it has to be more
@@ -78,18 +76,16 @@ def _ahead(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
     one, other = select(rows, test["rows"]), select(rows, test["than"])
     pairs = one.merge(other, on=test["on"], suffixes=("", "_than"))
     by = test.get("by", 0.0)
-    outcomes = []
     for pair in pairs.to_dict("records"):
         gap = pair["mean"] - pair["mean_than"] - by
         unfair = pair["unfair"] or pair["unfair_than"]
         if unfair or (by >= 0 and not (pair["learns"] and pair["learns_than"])):
-            outcomes.append(Outcome(None, gap, unfair or NO_LEARNING, cell=_pair(pair)))
+            yield Outcome(None, gap, unfair or NO_LEARNING, cell=_pair(pair))
         elif abs(gap) <= _half_width(pair, pd.concat([one, other])):
             tie = True if test.get("tie") else None
-            outcomes.append(Outcome(tie, gap, TOO_WIDE, cell=_pair(pair)))
+            yield Outcome(tie, gap, TOO_WIDE, cell=_pair(pair))
         else:
-            outcomes.append(Outcome(gap > 0, gap, cell=_pair(pair)))
-    return outcomes
+            yield Outcome(gap > 0, gap, cell=_pair(pair))
 
 
 def _pair(pair: dict[str, Any]) -> dict[str, Any]:
@@ -118,13 +114,12 @@ def _half_width(pair: dict[str, Any], arms: pd.DataFrame) -> float:
     return float(stats.t.ppf(0.975, freedom) * sum(squares) ** 0.5)
 
 
-def _best(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+def _best(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask that the metric be highest where the column `over` is one of `at`.
 
     Compared are rows with equal values of the columns `on` that have all of `levels`.
     """
     rows = frame[frame["metric"] == test["metric"]]
-    outcomes = []
     for _, group in rows.groupby(test["on"]):
         means = group.set_index(test["over"])["mean"]
         if not {str(level) for level in test["levels"]} <= set(means.index):
@@ -136,17 +131,16 @@ def _best(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         pair = dict(best) | {f"{name}_than": value for name, value in rival.items()}
         tied = gap < 0 and abs(gap) <= _half_width(pair, group)
         why = unfair or (TOO_WIDE if tied else "")
-        outcomes.append(Outcome(None if why else gap == 0, gap, why, cell=_pair(pair)))
-    return outcomes
+        yield Outcome(None if why else gap == 0, gap, why, cell=_pair(pair))
 
 
-def _bounded(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
+def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask that a metric be at least, or at most, a number or another metric of its cell.
 
     A metric `sure_…` is the lower end of an interval around the metric of that name: where it has
     to be at least a bound that the interval includes, the cell is undecided.
     """
-    metric, outcomes = test["metric"], []
+    metric = test["metric"]
     for cell in (c for c in cells(frame) if metric in c):
         bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
         gap = cell[metric] - bound
@@ -156,13 +150,12 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
         held = gap <= 0 if most else gap >= 0
         data = compared(cell, bound, cell[metric], cell[f"{metric}_std"])
-        outcomes.append(Outcome(None if why else held, gap, why, cell=data))
-    return outcomes
+        yield Outcome(None if why else held, gap, why, cell=data)
 
 
 PRINTED = ("values", "accounted", "ratio")
 """The tests that compare with printed values."""
-CHECKS: dict[str, Callable[[Test, str, pd.DataFrame], list[Outcome]]] = {
+CHECKS: dict[str, Callable[[Test, str, pd.DataFrame], Iterable[Outcome]]] = {
     **dict.fromkeys(PRINTED, _values),
     "rate_above": _rate,
     "rate_below": _rate,

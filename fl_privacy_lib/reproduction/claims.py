@@ -4,7 +4,7 @@
 its test (`checks`) finds in the records is gathered here; `verdict` decides what that amounts to.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from fl_privacy_lib.reproduction.published import (
     load_published,
 )
 from fl_privacy_lib.reproduction.verdict import (
-    Evidence,
     Outcome,
     Status,
     Verdict,
@@ -69,13 +68,8 @@ def judge(compared: Iterable[Comparison]) -> Verdict:
     """Return the verdict on published values that stand together: a value, or a row of a table."""
     ran = [c for c in compared if c.cell and c.outcome and c.cell["judged"]]
     ran = [c for c in ran if c.cell and c.cell["at_setting"]] or ran  # what ran at less stands back
-    return decide(
-        Evidence(
-            bool(ran),
-            all(c.cell["at_setting"] for c in ran if c.cell),
-            tuple(c.outcome for c in ran if c.outcome),
-        )
-    )
+    full = all(c.cell["at_setting"] for c in ran if c.cell)
+    return decide(bool(ran), full, [c.outcome for c in ran if c.outcome])
 
 
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
@@ -86,7 +80,7 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
     such rows, together with the argument that the entry gives.
     """
     if "test" not in entry:
-        return replace(decide(Evidence(recorded=False)), note=entry["why"])
+        return replace(decide(recorded=False), note=entry["why"])
     table = entry["table"]
     frame, setting = measured(table, folder), published_setting(table)
     if setting is not None and "setting" in entry:
@@ -105,8 +99,8 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
         lost = ""  # a table of which no cell is recorded has not run, whatever it leaves out
     if "unfair" in entry:  # the trial decides nothing, whichever way it went
         outcomes = [replace(o, held=None, why=lost) for o in outcomes]
-    held = tuple(bool(o.held) for o in counter)
-    found = decide(Evidence(len(rows) > 0, len(judged) > 0, tuple(outcomes), held, lost))
+    held = [bool(o.held) for o in counter]
+    found = decide(len(rows) > 0, len(judged) > 0, outcomes, held, lost)
     why = {
         Status.NOT_RUN: "the cells it compares are not all recorded yet"
         if len(full)
@@ -147,9 +141,9 @@ def _gaps(outcomes: list[Outcome]) -> str:
     return f"the cells that fail in a fair trial are off by {span}" if gaps else ""
 
 
-def _departures(entry: dict[str, Any], full: pd.DataFrame) -> list[str]:
-    """Return on how many cells the test holds in each reading that the table is not judged by."""
-    counts, test, table = [], entry["test"], entry["table"]
+def _departures(entry: dict[str, Any], full: pd.DataFrame) -> Iterator[str]:
+    """Yield on how many cells the test holds in each reading that the table is not judged by."""
+    test, table = entry["test"], entry["table"]
     readings = {
         name: (test, select(full, columns))
         for name, columns in list(trial_of(table).get("readings", {}).items())[1:]
@@ -161,8 +155,7 @@ def _departures(entry: dict[str, Any], full: pd.DataFrame) -> list[str]:
         if other == test and rows["judged"].all():
             continue
         if outcomes := check(other, table, rows):
-            counts.append(f"{name}: {sum(bool(o.held) for o in outcomes)} of {len(outcomes)}")
-    return counts
+            yield f"{name}: {sum(bool(o.held) for o in outcomes)} of {len(outcomes)}"
 
 
 def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:

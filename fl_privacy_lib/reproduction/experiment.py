@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, ClassVar
 
 import joblib
@@ -25,7 +26,7 @@ from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.loading import content_of, only_available
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress, time_left
-from fl_privacy_lib.reproduction.records import MeasuredTable, PointCache, Values
+from fl_privacy_lib.reproduction.records import MeasuredTable, Values, finished_point, point_path
 
 Result = dict[str, np.ndarray]
 CPU = torch.device("cpu")
@@ -88,7 +89,7 @@ class Experiment(ABC):
 
     def words(self, point: Any, result: Result) -> str:
         """Return a line of progress."""
-        return " ".join(str(value) for value in self.identity(point).values())
+        return shorten(" ".join(map(str, self.identity(point).values())), 160, placeholder=" …")
 
     def identity(self, point: Any) -> dict[str, object]:
         """Return every setting that a point's result depends on."""
@@ -116,10 +117,10 @@ class Experiment(ABC):
         workers : processes of one thread each, None: one a core. Two threads that wait for each
             other at every small operation lose more than they win.
         """
-        cache, started = PointCache(point_cache(self.chapter)), time.perf_counter()
+        started = time.perf_counter()
         measured = [self.representative(point) for point in points]
         distinct = list(dict.fromkeys(measured))
-        missing = [p for p in distinct if not cache.has(_key(self, p, device))]
+        missing = [p for p in distinct if not _path(self, p, device).exists()]
         count = min(workers or os.cpu_count() or 1, len(missing)) if device.type == "cpu" else 1
         fresh = _run_in_order(self, missing, device, count)
         results: dict[Any, Result] = {}
@@ -137,15 +138,14 @@ class Experiment(ABC):
             yield point, results[same]
 
 
-def _key(experiment: Experiment, point: Any, device: torch.device) -> dict[str, object]:
-    return experiment.identity(point) | {"device": device.type}
+def _path(experiment: Experiment, point: Any, device: torch.device) -> Path:
+    key = experiment.identity(point) | {"device": device.type}
+    return point_path(point_cache(experiment.chapter), key)
 
 
 def _compute(experiment: Experiment, point: Any, device: torch.device) -> Result:
     """Return a point's result, from the cache or measured and kept. Runs in a worker or here."""
-    key = _key(experiment, point, device)
-    cache = PointCache(point_cache(experiment.chapter))
-    return cache.get(key, lambda: experiment.run(point, device))
+    return finished_point(_path(experiment, point, device), lambda: experiment.run(point, device))
 
 
 def _run_in_order(

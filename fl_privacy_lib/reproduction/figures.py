@@ -1,5 +1,7 @@
 """The book's figures: one style, on a white card, told apart without colour."""
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -256,7 +258,7 @@ def panels(
 
 def _plain_ticks(axes: Axes, values: set[float]) -> None:
     """Label a logarithmic axis with the few values that were measured, in plain numbers."""
-    labels = [f"{value:g}" for value in sorted(values)]
+    labels = [f"{float(f'{value:.3g}'):g}" for value in sorted(values)]
     if 1 < len(values) <= 8 and len("".join(labels)) <= 28:  # longer ones would overlap
         axes.set_xticks(sorted(values), labels)
         axes.xaxis.set_minor_locator(NullLocator())
@@ -305,3 +307,11 @@ def value_chart(
     handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=0) for s in styles.values()]
     axes.legend(handles, list(styles), loc="lower center", bbox_to_anchor=(0.4, 1), ncols=4)
     return figure
+
+
+def png(figure: Figure) -> str:
+    """Return a figure as a data address and close it."""
+    with io.BytesIO() as file:
+        figure.savefig(file, format="png", dpi=110, bbox_inches="tight")
+        plt.close(figure)
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

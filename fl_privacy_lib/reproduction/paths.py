@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import fl_privacy_lib
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import refuse
 
 ROOT = Path(fl_privacy_lib.__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -26,14 +26,14 @@ def data_root() -> Path:
         return Path.home() / ".cache" / "fl-privacy"
     folder = Path(named).expanduser()
     folder = folder if folder.is_absolute() else (Path.cwd() / folder).resolve()
-    if not folder.is_dir():
-        raise InputError(
-            f"FL_PRIVACY_DATA = {named} is not a folder: name the data sets' folder, or unset it."
-        )
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise InputError(
-            f"FL_PRIVACY_DATA = {named} cannot be read: change its rights, or name another folder."
-        )
+    refuse(
+        {
+            f"FL_PRIVACY_DATA = {named} is not a folder: name the data sets' folder, or unset "
+            "it.": not folder.is_dir(),
+            f"FL_PRIVACY_DATA = {named} cannot be read: change its rights, or name another "
+            "folder.": not os.access(folder, os.R_OK | os.X_OK),
+        }
+    )
     os.environ["FL_PRIVACY_DATA"] = str(folder)  # processes of ours may start in another folder
     return folder
 

@@ -13,6 +13,7 @@ import json
 import time
 import zipfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,56 +146,37 @@ class MeasuredTable:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, float | np.floating):
-        return f"{value:.6g}"
-    return str(value)
+    return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)
 
 
-class PointCache:
-    """Finished points of a live run, so that a run that was interrupted goes on where it stopped.
+def point_path(folder: Path, settings: dict[str, Any]) -> Path:
+    """Return the file that holds a finished point of a live run, which then goes on where it was.
 
     A point is found by its settings and by the library's source: any change of code computes it
     anew.
+    """
+    text = json.dumps(settings, sort_keys=True, default=str) + source_digest()
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"
+
+
+def finished_point(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a point's arrays from its file, or compute and store them.
 
     Parameters
     ----------
-    folder : where the points lie, one .npz each
+    path : from `point_path`
+    compute : gives the arrays; without `seconds` among them, the time that it took is added
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def _path(self, settings: dict[str, Any]) -> Path:
-        text = json.dumps(settings, sort_keys=True, default=str) + source_digest()
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"
-
-    def has(self, settings: dict[str, Any]) -> bool:
-        """Return whether the point is finished."""
-        return self._path(settings).exists()
-
-    def get(
-        self, settings: dict[str, Any], compute: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Return a point's arrays from the folder, or compute and store them.
-
-        Parameters
-        ----------
-        settings : all that the result depends on
-        compute : gives the arrays; without `seconds` among them, the time that it took is added
-        """
-        path = self._path(settings)
-        if path.exists():
-            try:
-                with np.load(path, allow_pickle=False) as stored:
-                    return {name: stored[name] for name in stored.files}
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-                path.unlink()  # torn by a crash of the machine itself; computing again mends it
-        started = time.perf_counter()
-        result = {name: np.asarray(value) for name, value in compute().items()}
-        result.setdefault("seconds", np.asarray(time.perf_counter() - started))
-        with atomic_file(path) as stream:
-            np.savez(stream, **result)
-        return result
+    # a file that a crash of the machine itself has torn is computed again
+    torn = suppress(OSError, ValueError, EOFError, zipfile.BadZipFile)
+    with torn, np.load(path, allow_pickle=False) as stored:
+        return dict(stored)
+    started = time.perf_counter()
+    result = {name: np.asarray(value) for name, value in compute().items()}
+    result.setdefault("seconds", np.asarray(time.perf_counter() - started))
+    with atomic_file(path) as stream:
+        np.savez(stream, **result)
+    return result
 
 
 @functools.cache

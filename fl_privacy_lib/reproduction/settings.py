@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fl_privacy_lib._checks import InputError, nearest, one_of
+from fl_privacy_lib._checks import InputError, nearest, one_of, refuse
 
 PROFILES = ("smoke", "quick", "full")
 Device = Literal["auto", "cpu", "cuda"]
@@ -117,17 +117,18 @@ def parse_assignments(words: list[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name or not value:
-            raise InputError(
-                f"{word!r} is not a parameter: write name=value, for example noise_scale=1e-2."
-            )
-        if name == "profile":
-            raise InputError(
+        refuse(
+            {
+                f"{word!r} is not a parameter: write name=value, for example noise_scale=1e-2.": (
+                    not (equals and name and value)
+                ),
                 f"profile = {value!r} is no parameter of a notebook: choose it with PROFILE=… "
                 f"beside P, or with --profile, from {', '.join(PROFILES)}"
-                f"{nearest(value, PROFILES)}."
-            )
-        if name in values:
-            raise InputError(f"{name} is given twice ({values[name]} and {value}): give it once.")
+                f"{nearest(value, PROFILES)}.": name == "profile",
+                f"{name} is given twice ({values.get(name)} and {value}): give it once.": (
+                    name in values
+                ),
+            }
+        )
         values[name] = value
     return values

@@ -35,17 +35,8 @@ class Case:
     def row(self) -> Row:
         """Return the recorded row: both numbers, and by how much one exceeds the other."""
         words = " ".join(f"{name}={value}" for name, value in self.setting.items())
-        names = (
-            "claim",
-            "case",
-            "quantity",
-            "privacy_unit",
-            "relation",
-            "sampling",
-            "accountant",
-            "delta",
-        )
-        key = {name: getattr(self, name) for name in names} | {
+        numbers = ("claimed", "found", "setting")
+        key = {name: value for name, value in vars(self).items() if name not in numbers} | {
             "local_iterations": self.setting.get("local_iterations", "not_applicable"),
             "setting": words or "not_applicable",
         }

@@ -240,26 +240,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is known of a value, a row of values or a claim when its status is decided.
-
-    Parameters
-    ----------
-    recorded : whether anything is recorded of what it is about
-    at_setting : whether that ran at the published setting
-    outcomes : of each compared cell
-    counter_examples : of each cell of a claim's counter-example, whether it holds
-    lost : what the paper leaves out that decides the number, or why our trial is not fair
-    """
-
-    recorded: bool
-    at_setting: bool = False
-    outcomes: tuple[Outcome, ...] = ()
-    counter_examples: tuple[bool, ...] = ()
-    lost: str = ""
-
-
-@dataclass(frozen=True)
 class Verdict:
     """A status, how many of the compared cells behind it held, and a sentence that says why.
 
@@ -282,22 +262,36 @@ class Verdict:
         return self.status + (many if self.cells else "")
 
 
-def decide(evidence: Evidence) -> Verdict:
-    """Return the verdict on some evidence: the first rule that applies decides."""
-    if not evidence.recorded:
+def decide(
+    recorded: bool,
+    at_setting: bool = False,
+    outcomes: Sequence[Outcome] = (),
+    counter_examples: Sequence[bool] = (),
+    lost: str = "",
+) -> Verdict:
+    """Return the verdict on a value, a row of values or a claim: the first rule that applies.
+
+    Parameters
+    ----------
+    recorded : whether anything is recorded of what it is about
+    at_setting : whether that ran at the published setting
+    outcomes : of each compared cell
+    counter_examples : of each cell of a claim's counter-example, whether it holds
+    lost : what the paper leaves out that decides the number, or why our trial is not fair
+    """
+    if not recorded:
         return Verdict(Status.NOT_RUN)
-    if not evidence.at_setting:
+    if not at_setting:
         return Verdict(Status.REDUCED_SETTING)
-    if not evidence.outcomes:  # some of what is to be compared is not recorded, or cannot be
-        return Verdict(Status.UNDECIDED if evidence.lost else Status.NOT_RUN, note=evidence.lost)
-    counter, outcomes = evidence.counter_examples, evidence.outcomes
-    if any(counter):
-        return Verdict(Status.REFUTED, sum(counter), len(counter))
+    if not outcomes:  # some of what is to be compared is not recorded, or cannot be
+        return Verdict(Status.UNDECIDED if lost else Status.NOT_RUN, note=lost)
+    if any(counter_examples):
+        return Verdict(Status.REFUTED, sum(counter_examples), len(counter_examples))
     counts = sum(bool(o.held) for o in outcomes), len(outcomes)
     if all(o.held for o in outcomes):
         return Verdict(Status.REPRODUCED, *counts)
-    if evidence.lost:
-        return Verdict(Status.UNDECIDED, *counts, evidence.lost)
+    if lost:
+        return Verdict(Status.UNDECIDED, *counts, lost)
     if any(o.held is False and not o.exceeded for o in outcomes):
         return Verdict(Status.NOT_REPRODUCED, *counts)
     undecided = [o.why for o in outcomes if o.held is None]

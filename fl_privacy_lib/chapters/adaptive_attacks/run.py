@@ -20,11 +20,14 @@ from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.reproduction.experiment import Result
 from fl_privacy_lib.reproduction.experiments.cells import (
     Cell,
-    clients_data,
     measure,
     scene,
 )
-from fl_privacy_lib.reproduction.experiments.leakage import LeakageExperiment, Scene
+from fl_privacy_lib.reproduction.experiments.leakage import (
+    LeakageExperiment,
+    Scene,
+    attacked_clients,
+)
 from fl_privacy_lib.reproduction.experiments.scoring import trivial_guesses
 from fl_privacy_lib.reproduction.loading import load_cached
 
@@ -56,7 +59,7 @@ EXPERIMENT = AdaptiveAttacksExperiment()
 
 def public_images(cell: LearnedCell, data: Dataset, seed: int) -> np.ndarray:
     """Return positions of training images that no attacked client holds, in a random order."""
-    held = np.concatenate(clients_data(cell, data, seed))
+    held = np.concatenate(list(attacked_clients(cell, data, seed).values()))
     rest = np.setdiff1d(np.arange(len(data.train_y)), held)
     return np.random.default_rng([seed, 2]).permutation(rest)[: cell.public_images]
 

@@ -7,7 +7,7 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from fl_privacy_lib.reproduction.interactive import png
+from fl_privacy_lib.reproduction.figures import png
 
 
 @dataclass(frozen=True)

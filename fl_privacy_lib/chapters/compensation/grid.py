@@ -10,11 +10,12 @@ from typing import Any
 from fl_privacy_lib.chapters.compensation.leaks import Leak, leak_values
 from fl_privacy_lib.chapters.compensation.parameters import Compensation
 from fl_privacy_lib.chapters.compensation.studies import Study, all_values
-from fl_privacy_lib.reproduction.experiment import Row
+from fl_privacy_lib.chapters.compensation.training import REPAIRS, Federated, Rounds
+from fl_privacy_lib.reproduction.experiment import Result, Row
+from fl_privacy_lib.reproduction.records import Values, numbers
 
 PAPER = "compensation"
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
-ATTACKS = ("dga", "gia")
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # beside the paper's own
 ROOT_SIZES, BIASES = (50, 100, 200, 300, 400), (0.1, 0.2, 0.4, 0.6, 1.0)
 FORMS: tuple[dict[str, Any], ...] = ({}, {"keep": "above"}, {"variance": "sum"})
@@ -22,6 +23,7 @@ OTHERS: tuple[dict[str, Any], ...] = (  # the variance as printed, all as coded,
     FORMS[2], {"centred": True, "variance": "sum", "fold": "divisor"},
     {"noise_std": 1.0}, {"noise_std": 0.01})  # fmt: skip
 RATIOS = (1.0, 6.0, 12.0, 20.0)
+UNITS, TIMED = ("gradient", "update"), 10  # what σ is measured on; rounds of a repetition
 
 
 def leak(settings: Compensation, dataset: str, attack: str, **changes: Any) -> Leak:
@@ -41,12 +43,20 @@ def leak_key(cell: Leak) -> dict[str, str]:
     return {n: str(v) for n, v in (asdict(cell) | printed).items() if n != "seeds"}
 
 
-def row_of(point: Leak | Study) -> Row:
+def key_of(point: Federated | Study) -> dict[str, str]:
+    """Return the key of a study's row, or of a training's with its plan."""
+    settings = asdict(point)
+    if isinstance(point, Federated):
+        printed = {"compensation_q": f"{point.compensation_q:g}", "seed": point.seed}
+        settings |= settings.pop("plan") | printed
+    return {name: str(value) for name, value in settings.items() if name != "seeds"}
+
+
+def row_of(point: Leak | Study | Federated) -> Row:
     """Return the recorded row of a point."""
-    if isinstance(point, Study):
-        key = {name: str(value) for name, value in asdict(point).items()}
-        return Row(key, (point,), all_values)
-    return Row(leak_key(point), (point,), partial(leak_values, point.seeds), point.seeds)
+    if isinstance(point, Leak):
+        return Row(leak_key(point), (point,), partial(leak_values, point.seeds), point.seeds)
+    return Row(key_of(point), (point,), all_values, getattr(point, "seeds", 1))
 
 
 def table_2(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
@@ -59,39 +69,75 @@ def table_2(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
 
 def adaptive(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
     """Return the attackers who know the defence, and the sweep over γ."""
-    make = partial(leak, settings, dataset, attack)
-    cells = [make(arm=arm) for arm in ("naive", "slice_aware", "known_slices", "compensating")]
-    cells += [make(method="gc", arm="mask_aware"), make(arm="slice_aware", observations=4)]
-    sweep = [make(arm=arm, level=share) for share in SHARES for arm in ("naive", "known_slices",
-             "slice_aware") if attack == "dga" and (share < 1 or arm == "naive")]  # fmt: skip
-    quiet = [make(arm="slice_aware", noise=std) for std in (0.03, 0.01, 0.001) if attack == "dga"]
-    return list(dict.fromkeys(cells + sweep + quiet))
+    make, first = partial(leak, settings, dataset, attack), attack == "dga"
+    return list(dict.fromkeys([
+        *(make(arm=arm) for arm in ("naive", "slice_aware", "known_slices", "compensating")),
+        make(method="gc", arm="mask_aware"), make(arm="slice_aware", observations=4),
+        *(make(arm=arm, level=share) for share in SHARES for arm in ("naive", "known_slices",
+          "slice_aware") if first and (share < 1 or arm == "naive")),
+        *(make(arm="slice_aware", noise=std) for std in (0.03, 0.01, 0.001) if first),
+    ]))  # fmt: skip
 
 
 def table_3(table: str, settings: Compensation, dataset: str, attack: str) -> list[Leak]:
     """Return a panel of Table III; all are measured with the second attack, here with both."""
     make = partial(leak, settings, dataset, attack)
-    if table == "table_3a":
-        return [make(slicing=kind) for kind in ("gradient_sensitivity", "layer_size", "all_ones")]
-    if table == "table_3b":
-        return [make(root_dataset_size=size) for size in ROOT_SIZES]
-    if table == "table_3c":
-        return [make(root_dataset_bias=bias) for bias in BIASES]
-    return [make(arm="compensating", local_clipping=clip) for clip in (False, True)]
+    kinds = ("gradient_sensitivity", "layer_size", "all_ones")
+    return {
+        "table_3a": [make(slicing=kind) for kind in kinds],
+        "table_3b": [make(root_dataset_size=size) for size in ROOT_SIZES],
+        "table_3c": [make(root_dataset_bias=bias) for bias in BIASES],
+        "table_3e": [make(arm="compensating", local_clipping=clip) for clip in (False, True)],
+    }[table]
 
 
 def studies(settings: Compensation, dataset: str) -> list[Study]:
     """Return the studies of the mechanisms."""
     base = Study("law", draws=max(2, settings.draws // 10), seed=settings.seed)
-    laws = [base, replace(base, factor=0.95), replace(base, factor=1.05),
-            replace(base, variance="sum"), replace(base, noise="sliced")]  # fmt: skip
     rank = replace(base, study="low_rank", columns=100, draws=settings.draws)
-    repairs = [replace(rank, study="common_row", centred=c) for c in (False, True)]
-    repairs += [replace(rank, noise=noise, **form) for noise in ("all", "sliced")
-               for form in FORMS]  # fmt: skip
     real = replace(rank, study="aggregate", dataset=dataset, noise="sliced")
-    real_forms = [replace(real, ratio=q, **form) for q in RATIOS for form in FORMS[:2]]
-    real_forms += [replace(real, **form) for form in OTHERS]
-    risks = [replace(base, study=kind, dataset=dataset, draws=n)
-             for kind, n in (("hutchinson", max(2, base.draws * 2)), ("all_ones", 1))]  # fmt: skip
-    return laws + repairs + real_forms + risks
+    laws: tuple[dict[str, Any], ...] = ({}, {"factor": 0.95}, {"factor": 1.05},
+                                        {"variance": "sum"}, {"noise": "sliced"})  # fmt: skip
+    return [
+        *(replace(base, **form) for form in laws),
+        *(replace(rank, study="common_row", centred=centred) for centred in (False, True)),
+        *(replace(rank, noise=noise, **form) for noise in ("all", "sliced") for form in FORMS),
+        *(replace(real, ratio=q, **form) for q in RATIOS for form in FORMS[:2]),
+        *(replace(real, **form) for form in OTHERS),
+        replace(base, study="hutchinson", dataset=dataset, draws=max(2, base.draws * 2)),
+        replace(base, study="all_ones", dataset=dataset, draws=1),
+    ]
+
+
+def trainings(settings: Compensation, dataset: str, attack: str) -> list[Federated]:
+    """Return the trainings of Table II, or with the second attack's γ those of Table III D."""
+    make = partial(Federated, dataset, attack, seeds=min(3, settings.seeds), seed=settings.seed)
+    sliced = partial(make, "risk_compensation")
+    if attack == "gia":
+        return [sliced(repair="right_variance", noise_on=UNITS[0], compensation_q=q)
+                for q in RATIOS]  # fmt: skip
+    return [
+        make("non_private"),
+        *(sliced(repair=how, noise_on=unit) for unit in UNITS for how in REPAIRS),
+        make("gc"),
+        *(make(name, noise_on=unit) for unit in UNITS for name in ("dp_gaussian", "dp_laplace")),
+    ]
+
+
+def round_times(settings: Compensation, datasets: tuple[str, ...]) -> list[Row]:
+    """Return the rows of a run a data set, in which the defences of Table II take turns."""
+    runs = [
+        Rounds(tuple(
+            replace(arm, seeds=1, plan=replace(arm.plan, rounds=TIMED))
+            for arm in trainings(settings, dataset, "dga")
+            if arm.noise_on != "update" and arm.repair != "as_released"
+        ), max(2, settings.draws // 10))
+        for dataset in datasets
+    ]  # fmt: skip
+    return [Row(key_of(arm), (run,), partial(overhead, str(i)))
+            for run in runs for i, arm in enumerate(run.arms) if i]  # fmt: skip
+
+
+def overhead(arm: str, results: list[Result]) -> Values:
+    """Return what an arm adds to the time of an undefended round, as a share of it."""
+    return {"round_time_overhead": numbers(results[0][arm])}

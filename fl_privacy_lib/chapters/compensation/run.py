@@ -8,43 +8,54 @@ from typing import Any
 import torch
 
 from fl_privacy_lib.chapters.compensation import grid
-from fl_privacy_lib.chapters.compensation.grid import ATTACKS, DATASETS, PAPER, row_of
+from fl_privacy_lib.chapters.compensation.grid import DATASETS, PAPER, row_of
 from fl_privacy_lib.chapters.compensation.leaks import measure
 from fl_privacy_lib.chapters.compensation.parameters import Compensation
 from fl_privacy_lib.chapters.compensation.studies import Study, run_study
+from fl_privacy_lib.chapters.compensation.training import Federated, Rounds, time_rounds, train
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 
+TRAINED = {"dga": ("mnist", "fashion_mnist"), "gia": ("mnist",)}
+"""Attack whose γ it is → data sets of the trainings; those on CIFAR-10 ask for a GPU."""
 PANELS = {f"table_3{panel}": partial(grid.table_3, f"table_3{panel}") for panel in "abce"}
 
 
 @dataclass(frozen=True)
 class CompensationExperiment(Experiment):
-    """Chapter 09: attacks on updates with noisy slices, and studies of the mechanisms."""
+    """Chapter 09: attacks on updates with noisy slices, trainings, studies of the mechanisms."""
 
     chapter = "09"
 
     def parts(self, settings: Compensation, folder: Path) -> list[Part]:
         """Return the mechanisms, then each table's attacks, those on LeNet before ConvNet's."""
 
-        def studied(datasets: tuple[str, ...]) -> list[Row]:
-            return [row_of(point) for d in datasets for point in grid.studies(settings, d)]
+        def rows(make: Any, datasets: tuple[str, ...]) -> list[Row]:
+            return [row_of(point) for d in datasets for point in make(settings, d)]
 
-        def attacked(make: Any, attack: str, datasets: tuple[str, ...]) -> list[Row]:
-            return [row_of(point) for d in datasets for point in make(settings, d, attack)]
-
-        parts = [Part(f"{PAPER}/mechanisms", studied, ("mnist",), "mechanisms")]
+        parts = [
+            Part(f"{PAPER}/mechanisms", partial(rows, grid.studies), ("mnist",), "mechanisms"),
+            Part(
+                f"{PAPER}/round_time", partial(grid.round_times, settings), ("mnist",),
+                "round_time", long=True, alone=True,
+            ),
+        ]  # fmt: skip
         tables = {"table_2": grid.table_2, "adaptive": grid.adaptive} | PANELS
-        for attack in ATTACKS:
+        for attack, trained in TRAINED.items():
             parts += [
-                Part(f"{PAPER}/{table}", partial(attacked, make, attack), DATASETS,
+                Part(f"{PAPER}/{table}", partial(rows, partial(make, attack=attack)), DATASETS,
                      f"{table}_{attack}", long=True)
                 for table, make in tables.items()
             ]  # fmt: skip
+            training = partial(rows, partial(grid.trainings, attack=attack))
+            parts.append(
+                Part(f"{PAPER}/training", training, trained, f"training_{attack}", long=True)
+            )
         return parts
 
     def run(self, point: Any, device: torch.device) -> Result:
-        """Attack a cell, or study a mechanism."""
-        return run_study(point, device) if isinstance(point, Study) else measure(point, device)
+        """Attack a cell, study a mechanism, train under a defence, or time its rounds."""
+        runs: Any = {Study: run_study, Federated: train, Rounds: time_rounds}
+        return runs.get(type(point), measure)(point, device)
 
 
 EXPERIMENT = CompensationExperiment()

@@ -1,17 +1,14 @@
 """What the mechanisms do by themselves: estimators, spectra and repairs, without an attack."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from fl_privacy_lib.chapters.compensation.leaks import Leak
-from fl_privacy_lib.defenses.compensation import Compensation, law_distance, spectrum
-from fl_privacy_lib.defenses.representation import last_dense
-from fl_privacy_lib.defenses.risk import layer_risks
-from fl_privacy_lib.defenses.route import ClientContext
-from fl_privacy_lib.defenses.slices import SlicePerturbation, Slices, flat
+from fl_privacy_lib.defenses.compensation import Compensation, rank_one
+from fl_privacy_lib.defenses.risk import estimate_errors
+from fl_privacy_lib.defenses.slices import flat, sliced_noise
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.models import parameters_of
 from fl_privacy_lib.reproduction.experiment import Result
@@ -66,60 +63,18 @@ class Study:
 
     def noise_on(self, size: int, dice: torch.Generator) -> torch.Tensor:
         """Return the noise on the aggregate, [size]."""
-        if self.noise == "all":
-            std = self.noise_std * float(WEIGHTS.square().sum()) ** 0.5
-            return std * torch.randn(size, generator=dice, dtype=torch.float64)
-        cut = Slices(tuple(np.linspace(0, size, 11).astype(int).tolist()))
-        stage = SlicePerturbation(cut, self.share, self.noise_std)
-        ctx = ClientContext(0, range(CLIENTS), [dice] * CLIENTS, WEIGHTS)
-        stage.begin(ctx)
-        sent = stage({"w": torch.zeros(CLIENTS, size, dtype=torch.float64)}, ctx)["w"]
-        return WEIGHTS @ sent
+        if self.noise == "sliced":
+            return sliced_noise(size, self.share, self.noise_std, WEIGHTS, dice)
+        std = self.noise_std * float(WEIGHTS.square().sum()) ** 0.5
+        return std * torch.randn(size, generator=dice, dtype=torch.float64)
 
 
-def risk_errors(study: Study, device: torch.device) -> Result:
-    """Compare estimates of LeNet's risks with the exact ones, on two images.
-
-    Returns
-    -------
-    relative_error : the largest over tensors, of the mean of all draws
-    last_share, exact_share : of the last dense layer's weights in the risk of all tensors
-    """
+def risk_errors(study: Study, device: torch.device) -> dict[str, float]:
+    """Compare estimates of LeNet's risks with the exact ones on two images: `estimate_errors`."""
     data = load_cached(study.dataset)
     model = Leak(study.dataset, "dga", "non_private").network(data, study.seed).to(device)
     x, y = (torch.as_tensor(part[:RISKS]).to(device) for part in (data.train_x, data.train_y))
-    args = (model, parameters_of(model), x, y)
-    exact = layer_risks(*args, estimator="exact")
-    settings: dict[str, Any] = {"estimator": study.study, "probes": PROBES}
-    drawn = [layer_risks(*args, **settings, generator=torch.Generator(device).manual_seed(seed))
-             for seed in range(study.draws)]  # fmt: skip
-    means = {name: float(np.mean([one[name] for one in drawn])) for name in exact}
-    last, _ = last_dense(model)
-    return {
-        "relative_error": np.array([max(abs(means[n] / e - 1) for n, e in exact.items())]),
-        "last_share": np.array([means[last] / sum(means.values())]),
-        "exact_share": np.array([exact[last] / sum(exact.values())]),
-    }
-
-
-def law_errors(study: Study) -> Result:
-    """Return the distance of the noise's spectrum from the law of the variance that is told."""
-    rows, found = round(study.ratio * study.columns), []
-    for draw in range(study.draws):
-        dice = torch.Generator().manual_seed(study.seed + draw)
-        noise = study.noise_on(rows * study.columns, dice).reshape(rows, study.columns)
-        told = study.stage.noise_variance(WEIGHTS)
-        found.append(law_distance(spectrum(noise)[0].numpy(), told, rows / study.columns))
-    return {"law_distance": np.array(found)}
-
-
-def rank_one(study: Study, draw: int) -> torch.Tensor:
-    """Return a signal of rank one, twice as strong as the noise, [d]; its rows may be equal."""
-    dice = torch.Generator().manual_seed(10_000 + draw)
-    left = torch.randn(round(study.ratio * study.columns), 1, generator=dice, dtype=torch.float64)
-    right = torch.randn(1, study.columns, generator=dice, dtype=torch.float64)
-    left = left if study.study == "low_rank" else torch.ones_like(left)
-    return (2 * study.noise_std / CLIENTS**0.5 * left @ right).flatten()
+    return estimate_errors(model, x, y, study.study, PROBES, study.draws)
 
 
 def aggregate_of(study: Study, draw: int) -> torch.Tensor:
@@ -135,21 +90,25 @@ def aggregate_of(study: Study, draw: int) -> torch.Tensor:
     return WEIGHTS @ flat(means).double()
 
 
-def repair_errors(study: Study) -> Result:
-    """Repair a noisy signal in every draw; see `Compensation.errors`."""
-    found = []
-    for draw in range(study.draws):
-        signal = (aggregate_of if study.study == "aggregate" else rank_one)(study, draw)
-        noise = study.noise_on(len(signal), torch.Generator().manual_seed(study.seed + draw))
-        found.append(study.stage.errors(signal, noise, WEIGHTS))
-    return {name: np.array([float(one[name]) for one in found]) for name in found[0]}
+def drawn(study: Study, draw: int) -> dict[str, float]:
+    """Return one draw's distance from the law, or what its repair leaves: `Compensation.errors`."""
+    dice, of_signal = (torch.Generator().manual_seed(seed)
+                       for seed in (study.seed + draw, 10_000 + draw))  # fmt: skip
+    rows = round(study.ratio * study.columns)
+    if study.study == "law":
+        noise = study.noise_on(rows * study.columns, dice).reshape(rows, study.columns)
+        return {"law_distance": study.stage.distance(noise, WEIGHTS)}
+    simple = rank_one(rows, study.columns, of_signal, study.study == "common_row")
+    simple *= 2 * study.noise_std / CLIENTS**0.5  # twice as strong as the noise
+    signal = aggregate_of(study, draw) if study.study == "aggregate" else simple
+    return study.stage.errors(signal, study.noise_on(len(signal), dice), WEIGHTS)
 
 
 def run_study(study: Study, device: torch.device) -> Result:
     """Return the metrics of a study."""
-    if study.study in ("hutchinson", "all_ones"):
-        return risk_errors(study, device)
-    return law_errors(study) if study.study == "law" else repair_errors(study)
+    risk = study.study in ("hutchinson", "all_ones")
+    found = [risk_errors(study, device)] if risk else [drawn(study, i) for i in range(study.draws)]
+    return {name: np.array([float(one[name]) for one in found]) for name in found[0]}
 
 
 def all_values(results: list[Result]) -> Values:

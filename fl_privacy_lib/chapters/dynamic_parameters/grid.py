@@ -16,14 +16,15 @@ from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParamet
 from fl_privacy_lib.chapters.dynamic_parameters.training import DYNAMIC, POLICIES, Central
 from fl_privacy_lib.reproduction.experiment import Result, Row
 from fl_privacy_lib.reproduction.experiments.cells import ThreatCell
-from fl_privacy_lib.reproduction.experiments.looks import reached_values, stopped_values
 from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.experiments.searching import (
     Cell,
     Tried,
     judged,
+    reached_values,
     row_of,
     searches,
+    stopped_values,
     training_row,
 )
 from fl_privacy_lib.reproduction.experiments.setups import setup_of

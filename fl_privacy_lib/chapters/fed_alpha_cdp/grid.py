@@ -23,8 +23,14 @@ from fl_privacy_lib.chapters.fed_alpha_cdp.training import (
     level_values,
 )
 from fl_privacy_lib.reproduction.experiment import Result, Row
-from fl_privacy_lib.reproduction.experiments.looks import reached_values, stopped_values
-from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, row_of
+from fl_privacy_lib.reproduction.experiments.searching import (
+    Cell,
+    Tried,
+    judged,
+    reached_values,
+    row_of,
+    stopped_values,
+)
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.experiments.spending import spent
 from fl_privacy_lib.reproduction.published import load_published

@@ -4,10 +4,8 @@ from functools import partial
 from itertools import product
 
 from fl_privacy_lib.audit.local import (
-    AnySelection,
-    budget,
+    exact_epsilons,
     selection_epsilon,
-    two_stage_epsilon,
     value_epsilon,
 )
 from fl_privacy_lib.defenses.perturbation import (
@@ -23,6 +21,7 @@ from fl_privacy_lib.defenses.selection import (
     Exponential,
     PerturbedEncoding,
     PerturbedSampling,
+    Selection,
 )
 from fl_privacy_lib.reproduction.statements import Case
 
@@ -60,7 +59,7 @@ def _selections() -> list[Case]:
     ]
 
 
-def _selections_of(e: float, k: int) -> dict[str, AnySelection]:
+def _selections_of(e: float, k: int) -> dict[str, Selection]:
     encodings = {f"lemma_2_{reading}": PerturbedEncoding(e, k, reading) for reading in READINGS}
     return {"lemma_1": Exponential(e), "lemma_3": PerturbedSampling(e, k), **encodings}
 
@@ -94,7 +93,7 @@ def _two_stages() -> list[Case]:
             claim,
             f"{select.name}-pm, d = 123, ε = {e:g}",
             e,
-            two_stage_epsilon(select, Piecewise(0.9 * e), 123),
+            sum(exact_epsilons(select, Piecewise(0.9 * e), 123)),
             setting={"method": select.name, "epsilon": e},
         )
         for e in EPSILONS
@@ -112,7 +111,7 @@ def _epochs() -> list[Case]:
             "epochs",
             f"{epochs} epochs, ε = 1 each",
             float(epochs),
-            budget(epochs, PerturbedSampling(0.1, 12), Piecewise(0.9), 123),
+            epochs * sum(exact_epsilons(PerturbedSampling(0.1, 12), Piecewise(0.9), 123)),
             privacy_unit="client",
             setting={"epochs": epochs},
         )

@@ -26,7 +26,7 @@ class WhatWorks(Settings):
     clip_norm: float = Field(
         0.1, gt=0, le=1e6, description="clipping bound C of the whole gradient"
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum γ of the server")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum γ of the server")
     local_lr: float = Field(
         0.0, ge=0, le=1000, description="learning rate η; 0: the one recorded for MNIST"
     )

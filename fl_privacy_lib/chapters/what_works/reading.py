@@ -24,8 +24,8 @@ class Recorded:
     Parameters
     ----------
     chapter, method, setting : what ran, in code names
-    epsilon : proved for one example against who reads every client's update, or of one client
-        that holds all; ∞ where nothing is proved
+    epsilon : proved for one example against anyone who reads every client's update, or of one
+        client that holds all; ∞ where nothing is proved
     accuracy, std, seeds : of the record
     """
 

@@ -11,7 +11,7 @@ from fl_privacy_lib.chapters.what_works.grid import PAPER, PARTS
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
 from fl_privacy_lib.chapters.what_works.training import SummedTraining
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
-from fl_privacy_lib.reproduction.experiments import training
+from fl_privacy_lib.reproduction.experiments import auditing, training
 from fl_privacy_lib.reproduction.experiments.searching import recorded_tries
 from fl_privacy_lib.reproduction.paths import point_cache
 
@@ -35,19 +35,25 @@ class WhatWorksExperiment(Experiment):
             tried = recorded_tries(folder / PAPER / "search.csv", SummedTraining)
             return [row for d in datasets for row in make(settings, d, tried)]
 
+        long = ("fashion", "bounded", "waterfall", "tree", "audit")
         return [
-            Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, name.endswith("_fashion"))
+            Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, name.endswith(long))
             for name, (table, datasets, make) in PARTS.items()
         ]
 
     def run(self, point: Any, device: torch.device) -> Result:
-        """Train a point with all its seeds."""
-        return training.measure(point, device, point_cache(self.chapter) / "under_way")
+        """Train a point with all its seeds, or audit a training."""
+        return (
+            auditing.measure(point, device)
+            if isinstance(point, auditing.Audit)
+            else training.measure(point, device, point_cache(self.chapter) / "under_way")
+        )
 
     def words(self, point: Any, result: Result) -> str:
-        """Return the setting and the accuracy."""
-        shown = [f"{sign}{vars(point)[name]}" for name, sign in SHOWN.items()]
-        return f"{' '.join(shown)}: accuracy {result['accuracy'].mean():.4f}"
+        """Return the setting and the accuracy, or the audited ε."""
+        known = vars(getattr(point, "training", point))
+        shown = " ".join(f"{sign}{known[name]}" for name, sign in SHOWN.items() if name in known)
+        return f"{shown}: {next(f'{n} {v.mean():.4f}' for n, v in result.items())}"
 
 
 EXPERIMENT = WhatWorksExperiment()

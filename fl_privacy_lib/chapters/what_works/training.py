@@ -10,46 +10,25 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fl_privacy_lib._checks import in_range, one_of, positive
+from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.accounting.accountants import noise_for
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.defenses import Clip, Defense, Holding
-from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.route import BatchNoise, PerExample
-from fl_privacy_lib.defenses.stage import Transformation
+from fl_privacy_lib.defenses.transformations import Momentum
+from fl_privacy_lib.defenses.tree import TreeNoise
 from fl_privacy_lib.reproduction.experiments.central import CentralTraining
 from fl_privacy_lib.reproduction.experiments.spending import TENSORS
+from fl_privacy_lib.sampling import Plan
 
-NOISE_AT = ("sum", "client")
-"""Who is kept from the noiseless value: who sees the sum, or who sees every client's own."""
-ADVERSARY = {"sum": "sees_sums", "client": "sees_updates"}
+NOISE_AT = ("sum", "client", "tree")
+"""Who is kept from the noiseless value: who sees the sum, or who sees every client's own.
 
-
-@dataclass(frozen=True)
-class Momentum(Transformation):
-    """The server's momentum, v ← γ v + u: it reads what is released, and costs nothing.
-
-    Parameters
-    ----------
-    decay : γ in [0, 1)
-
-    Notes
-    -----
-    Source: Polyak (1964); on the server of a federated training, Hsu, Qi and Brown (2019).
-    """
-
-    decay: float = 0.9
-
-    def __post_init__(self) -> None:
-        in_range(0, 1, decay=self.decay)
-
-    def __call__(self, values: Gradient, ctx: Any) -> Gradient:
-        """Return the velocity, [1, …], and keep it."""
-        last = ctx.state.get("velocity")
-        moved = {n: v + self.decay * last[n] for n, v in values.items()} if last else dict(values)
-        ctx.state["velocity"] = moved
-        return moved
+'tree': who sees the models; batches follow a fixed order, and noise a tree over each pass.
+"""
+ACTIVATIONS = ("relu", "tanh")
+ADVERSARY = {"sum": "sees_sums", "client": "sees_updates", "tree": "sees_models"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +43,7 @@ class SummedTraining(CentralTraining):
     summed : K, the clients behind a sum
     scope : {'all', 'layer'}, of the clip
     momentum : γ of the server's, 0: none
+    activation : one of `ACTIVATIONS`, of the papers' CNN
     """
 
     method: str = "dp_fedsgd"
@@ -74,7 +54,8 @@ class SummedTraining(CentralTraining):
     noise_at: str = "sum"
     summed: int = 1000
     scope: str = "all"
-    momentum: float = 0.9
+    momentum: float = 0.0
+    activation: str = "relu"
 
     methods: ClassVar[tuple[str, ...]] = ("dp_fedsgd",)
     readings: ClassVar[tuple[str, ...]] = ("batch",)
@@ -82,15 +63,28 @@ class SummedTraining(CentralTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(NOISE_AT, noise_at=self.noise_at)
+        one_of(ACTIVATIONS, activation=self.activation)
         positive(summed=self.summed)
+
+    def network(self, shape: tuple[int, ...]) -> str:
+        """Return the name of the network, with the activation of its own."""
+        return super().network(shape) + ("" if self.activation == "relu" else "_tanh")
+
+    def plan(self, seed: int, rounds: int | None = None) -> Plan:
+        """Return the plan of one seed's training; under a tree nothing is drawn."""
+        sampling: Any = "one_pass_fixed" if self.noise_at == "tree" else "poisson"
+        return replace(super().plan(seed, rounds), batch_sampling=sampling)
 
     @property
     def defense(self) -> Defense:
         """What fills the route."""
         clip = Clip(self.clip_norm, self.scope)
         scale = self.noise_scale * (math.sqrt(self.summed) if self.noise_at == "client" else 1.0)
+        noise = BatchNoise(clip, scale)
+        if self.noise_at == "tree":
+            noise = TreeNoise(clip, scale, leaves=self.local_iterations)
         return Defense(
-            self.method, PerExample(clip), BatchNoise(clip, scale),
+            self.method, PerExample(clip), noise,
             on_aggregate=Momentum(self.momentum) if self.momentum else None,
         )  # fmt: skip
 
@@ -99,7 +93,8 @@ class SummedTraining(CentralTraining):
 
         With every example at one client only, that is as if the others' were not there.
         """
-        one = replace(self, noise_at="sum", local_lr=1.0)
+        at = "tree" if self.noise_at == "tree" else "sum"
+        one = replace(self, noise_at=at, local_lr=1.0)
         return one.defense.events(one.plan(0), Holding(examples, examples, TENSORS))
 
 

@@ -7,14 +7,13 @@ import numpy as np
 import torch
 
 from fl_privacy_lib.attacks import PUBLISHED, Attack
-from fl_privacy_lib.data import Dataset, Partition
+from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.defenses import Defense, non_private
 from fl_privacy_lib.defenses.registry import build as build_defense
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.experiments import leakage
-from fl_privacy_lib.reproduction.experiments.leakage import Scene
-from fl_privacy_lib.reproduction.experiments.setups import split_among
+from fl_privacy_lib.reproduction.experiments.leakage import Scene, attacked_clients, moved, seen
 from fl_privacy_lib.sampling import Plan
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -84,14 +83,6 @@ class ThreatCell(Cell):
     threat_type: str = field(default="type_2", compare=False)
 
 
-def clients_data(cell: Cell, data: Dataset, seed: int) -> list[np.ndarray]:
-    """Return the positions of every attacked client's training examples."""
-    rng = np.random.default_rng([seed, 1])
-    partition = split_among(data, cell.clients, rng)
-    chosen = Plan(cell.clients, cell.victims, 1, 1, 1, local_lr=0.05, seed=seed).participants_of(0)
-    return [partition.indices[int(c)] for c in chosen]
-
-
 def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
     """Train for `at_round` rounds without a defence, then observe each victim's tap `example`.
 
@@ -104,35 +95,21 @@ def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
     seed : of weights, clients and noise
     device : where the model lies
     """
-    held = clients_data(cell, data, seed)
-    model = build(
-        cell.network, data.example_shape, data.n_classes, torch.Generator().manual_seed(seed)
-    ).to(device)
-    used = np.unique(np.concatenate(held))
-    few = Partition("victims", tuple(np.searchsorted(used, indices) for indices in held), len(used))
-    train = (
-        torch.as_tensor(data.train_x[used]).to(device),
-        torch.as_tensor(data.train_y[used]).to(device),
-    )
+    held = list(attacked_clients(cell, data, seed).values())
+    train, few = moved(data, held, device)
+    generator = torch.Generator().manual_seed(seed)
+    model = build(cell.network, data.example_shape, data.n_classes, generator).to(device)
     if cell.at_round:
         plan = Plan(cell.victims, cell.victims, cell.at_round, 20, 5, local_lr=0.05, seed=seed)
         trained = simulate(model, train, few, plan, non_private(), engine="auto").weights
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(trained[name])
+        model.load_state_dict(trained)
     plan = Plan(cell.victims, cell.victims, cell.observations, 1, 1, local_lr=0.05, seed=seed)
     taps = [
         [Tap("example", client, r) for r in range(cell.observations)]
         for client in range(cell.victims)
     ]
     run = simulate(model, train, few, plan, cell.defense, taps=[tap for row in taps for tap in row])
-    truth = [run.truth[row[0]] for row in taps]
-    images = np.stack([x[:1].cpu().numpy() for x, _ in truth])
-    labels = np.stack([y[:1].cpu().numpy() for _, y in truth])
-    seen: list[Any] = [[run.observations[tap] for tap in row] for row in taps]
-    return Scene(
-        model, [row[0] for row in seen] if cell.observations == 1 else seen, images, labels
-    )
+    return seen(model, run, taps)
 
 
 def attack_of(cell: Cell, seed: int) -> Attack:

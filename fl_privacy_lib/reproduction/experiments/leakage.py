@@ -1,7 +1,7 @@
 """Attacks on leaked gradients, scored: what the chapters on leakage share."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 from fl_privacy_lib import metrics
 from fl_privacy_lib.attacks import Attack, reconstruct
 from fl_privacy_lib.data import Dataset, Partition
-from fl_privacy_lib.federated import Observation, Tap, simulate
+from fl_privacy_lib.federated import Observation, Run, Tap, simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments.scoring import (
@@ -38,6 +38,32 @@ class Scene:
     labels: np.ndarray  # [V, B]
 
 
+def attacked_clients(point: Any, data: Dataset, seed: int) -> dict[int, np.ndarray]:
+    """Return every attacked client with the positions of its training examples."""
+    partition = split_among(data, point.clients, np.random.default_rng([seed, 1]))
+    plan = Plan(point.clients, point.victims, 1, 1, 1, local_lr=0.05, seed=seed)
+    return {int(c): partition.indices[int(c)] for c in plan.participants_of(0)}
+
+
+def moved(
+    data: Dataset, held: Sequence[np.ndarray], device: torch.device
+) -> tuple[tuple[torch.Tensor, torch.Tensor], Partition]:
+    """Return the examples that some clients hold, on the device, and who holds which of them."""
+    used = np.unique(np.concatenate(held))
+    x, y = (torch.as_tensor(part[used]).to(device) for part in (data.train_x, data.train_y))
+    positions = tuple(np.searchsorted(used, indices) for indices in held)
+    return (x, y), Partition("victims", positions, len(used))
+
+
+def seen(model: nn.Module, run: Run, taps: list[list[Tap]], keep: int = 1) -> Scene:
+    """Return what was observed at each victim's taps, and the first `keep` examples behind it."""
+    truth = [run.truth[row[0]] for row in taps]
+    images = np.stack([x[:keep].cpu().numpy() for x, _ in truth])
+    labels = np.stack([y[:keep].cpu().numpy() for _, y in truth])
+    rows: list[Any] = [[run.observations[tap] for tap in row] for row in taps]
+    return Scene(model, [row[0] for row in rows] if len(taps[0]) == 1 else rows, images, labels)
+
+
 def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
     """Simulate the first round of federated training and observe it at the point's tap.
 
@@ -51,39 +77,18 @@ def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
     seed : of weights, clients and noise
     device : where the model lies
     """
-    rng = np.random.default_rng([seed, 1])
-    partition = split_among(data, point.clients, rng)
+    victims = attacked_clients(point, data, seed)
+    # only the victims' data is moved; a client that takes no part holds one example of a victim
+    absent = next(iter(victims.values()))[:1]
+    train, partition = moved(data, [victims.get(c, absent) for c in range(point.clients)], device)
     generator = torch.Generator().manual_seed(seed)
     model = build("attacked_lenet", data.example_shape, data.n_classes, generator).to(device)
-    plan = Plan(
-        point.clients,
-        point.victims,
-        1,
-        point.local_iterations,
-        point.batch_size,
-        local_lr=point.local_lr,
-        seed=seed,
-    )
-    victims = [int(c) for c in plan.participants_of(0)]
-    # only the victims' data is moved
-    used = np.unique(np.concatenate([partition.indices[v] for v in victims]))
-    absent = np.zeros(1, dtype=np.int64)  # stands in for the data of a client that takes no part
-    positions = [
-        np.searchsorted(used, partition.indices[c]) if c in victims else absent
-        for c in range(point.clients)
-    ]
-    small = Partition("victims", tuple(positions), len(used))
-    train = (
-        torch.as_tensor(data.train_x[used]).to(device),
-        torch.as_tensor(data.train_y[used]).to(device),
-    )
+    counts = point.clients, point.victims, 1, point.local_iterations, point.batch_size
+    plan = Plan(*counts, local_lr=point.local_lr, seed=seed)
     taps = [Tap(point.tap, client) for client in victims]
-    run = simulate(model, train, small, plan, point.defense, taps=taps)
-    truth = [run.truth[t] for t in taps]
+    run = simulate(model, train, partition, plan, point.defense, taps=taps)
     keep = 1 if point.tap == "example" else point.batch_size * point.local_iterations
-    images = np.stack([x[:keep].cpu().numpy() for x, _ in truth])
-    labels = np.stack([y[:keep].cpu().numpy() for _, y in truth])
-    return Scene(model, [run.observations[t] for t in taps], images, labels)
+    return seen(model, run, [[tap] for tap in taps], keep)
 
 
 def measure(
@@ -115,17 +120,16 @@ def measure(
     parts: dict[str, list[np.ndarray]] = {}
     first: dict[str, np.ndarray] = {}
     for seed in range(point.seed, point.seed + point.seeds):
-        view = scene(point, data, seed, device)
+        view, attack = scene(point, data, seed, device), attack_of(point, seed)
         reached, score = first_successes(view.truth, point.max_iterations)
+        labels = torch.as_tensor(view.labels).to(device)
         result = reconstruct(
             view.model,
             view.observations,
             data.example_shape,
-            attack_of(point, seed),
+            attack,
             batch_size=view.truth.shape[1],
-            labels=torch.as_tensor(view.labels).to(device)
-            if attack_of(point, seed).label_rule == "given"
-            else None,
+            labels=labels if attack.label_rule == "given" else None,
             snapshots=snapshots if seed == point.seed else (),
             on_iteration=score,
         )

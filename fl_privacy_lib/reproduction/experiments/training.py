@@ -20,14 +20,9 @@ from torch import nn
 from fl_privacy_lib._checks import one_of
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import Dataset, Partition
-from fl_privacy_lib.defenses import Defense, pruned
-from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.noise import mean_std
+from fl_privacy_lib.defenses import Defense, Then, mean_std, pruned
 from fl_privacy_lib.defenses.registry import build as build_defense
-from fl_privacy_lib.defenses.route import Then
-from fl_privacy_lib.federated import accuracy, simulate
-from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
-from fl_privacy_lib.federated.simulation import RoundReport
+from fl_privacy_lib.federated.simulation import RoundReport, evaluate, simulate
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.experiments.setups import network_for, setup_of
 from fl_privacy_lib.reproduction.experiments.watching import (
@@ -116,6 +111,10 @@ class Training:
     def split(self, data: Dataset, rng: np.random.Generator) -> Partition:
         """Split the training examples among the clients."""
         return setup_of(self.dataset).split(data, self.clients, rng)
+
+    def network(self, shape: tuple[int, ...]) -> str:
+        """Return the name of the network that trains on examples of a shape."""
+        return network_for(shape)
 
     def looks(self) -> tuple[int, int | None]:
         """Return how often a training is looked at, and on how many examples; None: all.
@@ -209,7 +208,7 @@ def scene(point: Training, seed: int, device: torch.device) -> Scene:
             test_x=data.test_x[none], test_y=data.test_y[none],
         )  # fmt: skip
     generator, shape = torch.Generator().manual_seed(seed), data.example_shape
-    model = build(network_for(shape), shape, data.n_classes, generator).to(device)
+    model = build(point.network(shape), shape, data.n_classes, generator).to(device)
     partition = point.split(data, np.random.default_rng([seed, 1]))
 
     def part(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -271,19 +270,6 @@ def _after_round(checkpoint: Path, started: float, report: RoundReport) -> None:
         end_if_not_finite(checkpoint)
 
 
-def score(
-    model: nn.Module,
-    weights: Gradient,
-    examples: tuple[torch.Tensor, torch.Tensor],
-    engine: str | Sequence[str],
-) -> float:
-    """Return the accuracy, by the compiled engine if it can; else it costs as much as rounds."""
-    form = compiled_form(model, examples) if engine in ("auto", "compiled") else ""
-    if isinstance(form, str):
-        return accuracy(model, weights, examples)
-    return compiled_hits(form, weights, examples) / len(examples[1])
-
-
 def train(
     point: Training,
     seed: int,
@@ -303,7 +289,8 @@ def train(
     looked = (start.evaluation[0][:examples], start.evaluation[1][:examples])
     constant = best_constant(looked[1])
     untrained = parameters_of(start.model)
-    first_norm, first = norm_of(untrained), score(start.model, untrained, start.evaluation, engine)
+    score = partial(evaluate, start.model, compiled=engine in ("auto", "compiled"))
+    first_norm, first = norm_of(untrained), score(untrained, start.evaluation)
     every = max(1, plan.rounds // looks)
     with suppress(NotFinite):
         if checkpoint.exists() and not point.watched:
@@ -322,8 +309,8 @@ def train(
     seen = [t for t in range(plan.rounds) if (t + 1) % every == 0 or t + 1 == plan.rounds]
     tested = len(start.test[1]) > 0
     result = {
-        "accuracy": score(start.model, weights, start.evaluation, engine),
-        "test_accuracy": score(start.model, weights, start.test, engine) if tested else math.nan,
+        "accuracy": score(weights, start.evaluation),
+        "test_accuracy": score(weights, start.test) if tested else math.nan,
         "guess": max(best_constant(start.evaluation[1]), first),
         "evaluated": len(start.evaluation[1]),
         "rounds_run": max(curve) + 1,

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy_lib.defenses.clipping import Gradient
-from fl_privacy_lib.defenses.stage import Transformation
+from fl_privacy_lib.defenses import Gradient, Transformation
 
 LOST, EXPLODED, ROUNDS_LOST = 0.05, 10.0, 10
 

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from api import found
 
 from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.reproduction.paths import ROOT
@@ -188,3 +189,10 @@ def test_prose_has_no_raw_identifier(path):
     text = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.M | re.S)
     text = re.sub(r"``[^`]*``|`[^`]*`|\]\([^)]*\)", "", text)
     assert IDENTIFIERS.findall(text) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda p: p.stem)
+def test_every_link_to_the_code_leads_somewhere(path):
+    text = prose(path) if path.suffix == ".ipynb" else path.read_text()
+    for name in re.findall(r"\{source\}`(?:[^`<]*<)?([\w.]+)>?`", text):
+        assert found(name), name  # an AttributeError names the code that is not there

@@ -1,5 +1,6 @@
 """The chapter contract: parts in order, figures described, no typed number, fallible exercises."""
 
+import ast
 import json
 import re
 
@@ -169,6 +170,26 @@ def test_the_finder_of_long_sentences_finds_them():
 @pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda p: p.stem)
 def test_no_sentence_is_longer_than_35_words(path):
     assert too_long(prose(path) if path.suffix == ".ipynb" else path.read_text()) == []
+
+
+def glued_in_loops(source):
+    """Return the names that code glues in a loop, where the strict build meets them twice."""
+    loops = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.For | ast.While)]
+    calls = [n for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Call)]
+    names = [call.args[0] for call in calls if getattr(call.func, "id", "") == "glue"]
+    return [name.value for name in names if isinstance(name, ast.Constant)]
+
+
+def test_the_finder_of_names_glued_in_loops_finds_them():
+    code = "glue('a', 1)\nfor x in y:\n    glue('b', x)\n    glue(f'{x}', 1)"
+    assert glued_in_loops(code) == ["b"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_no_value_is_glued_in_a_loop(path):
+    assert not sum(
+        (glued_in_loops(source) for kind, source, *_ in cells(path) if kind == "code"), []
+    )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

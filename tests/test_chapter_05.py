@@ -166,9 +166,7 @@ def test_epsilons_are_those_of_the_audit_for_the_right_unit(monkeypatch):
         point = Training("mnist", method, "code")
         both = audit.statement(defense, point.plan(0), held, delta=1e-5, unit=unit)
         assert both.proved.unit == unit
-        assert (
-            spending.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
-        )
+        assert spending.epsilons(point) == f"{both.paper.epsilon:.3g} / {both.proved.epsilon:.3g}"
         tight = replace(point, clip_norm=0.5)  # noise is in units of C
         stated = audit.statement(tight.defense, tight.plan(0), held, delta=1e-5, unit=unit)
         assert (

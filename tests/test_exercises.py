@@ -50,6 +50,7 @@ def needed(statements, wanted):
 
 WRONG = {
     "my_schedule": (lambda rounds: (1.0, 2.0, 0.5),),
+    "my_clients": (lambda budget, rate, batch, examples, rounds: batch / rate,),
     "my_margin": (lambda total, dropping, colluders, rounds, failure: colluders,),
     "my_label": (lambda gradient: 3, lambda gradient: int(gradient.sum(1).argmax())),
 }

@@ -144,7 +144,8 @@ def test_a_notebook_imports_its_chapter_and_no_other(path):
     assert [chapter(folder).notebook for folder in folders] == [path.stem]
 
 
-LARGER = {"fed_cdp": 401, "fedsel": 524}  # chapters above their budget of 290: no line more
+# chapters above their budget of 290: no line more
+LARGER = {"fed_cdp": 401, "fedsel": 520, "what_works": 323}
 LIBRARY, COMPILED, COMPENSATION, CHAPTER = 6935, 726, 500, 290
 OF_COMPENSATION = {
     f"{folder}/{name}.py"

@@ -26,10 +26,11 @@ from fl_privacy_lib.chapters.what_works import grid, run
 from fl_privacy_lib.chapters.what_works.calculator import noise_explorer, noise_needed
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
 from fl_privacy_lib.chapters.what_works.shares import noise_left, noise_share
-from fl_privacy_lib.chapters.what_works.training import SummedTraining, calibrated
+from fl_privacy_lib.chapters.what_works.training import ClientTraining, SummedTraining, calibrated
 from fl_privacy_lib.data.partition import full_copies
 from fl_privacy_lib.defenses import Clip, Defense, Holding, PerExample
-from fl_privacy_lib.defenses.route import BatchNoise
+from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Context
+from fl_privacy_lib.defenses.rules import QuantileNorm
 from fl_privacy_lib.defenses.transformations import Momentum
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.reproduction.experiments import training
@@ -189,7 +190,7 @@ def test_every_step_of_the_waterfall_has_the_claimed_epsilon_and_as_many_gradien
     for z in {(p.noise_scale, p.scope, p.batch_size, p.rounds): p for p in ends}.values():
         assert 0.998 * 0.82 < spend(z.events(60_000), "pld", DELTA).epsilon <= 0.82
         assert z.batch_size * z.rounds == pytest.approx(2048 * 400, rel=1e-3)
-    assert ends[[*grid.STEPS].index("momentum")] == grid.middle_of(FULL)
+    assert ends[[*grid.STEPS].index("momentum")] == grid.middle_of(FULL, **grid.MOMENTUM)
 
 
 def test_proved_epsilon_agrees_with_two_peers():
@@ -237,6 +238,60 @@ def test_two_copies_with_coins_of_their_own_cost_two_events_of_half_the_variance
     assert bound <= DELTA * (1 + 1e-3) and delta_at(counted(scale)) > 2 * DELTA
 
 
+# ---- whole clients -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", grid.CLIENT_NOISE)
+def test_the_clients_noise_is_calibrated_to_their_epsilon(case):
+    (point,) = (c.point for c in grid.client_cells(FULL, "mnist")
+                if (c.point.clients, c.point.setting, c.point.epsilon) == case)  # fmt: skip
+    (event,) = point.events()
+    assert (event.sampling_rate, event.uses, event.unit, event.relation) == (
+        0.1, 100, "client", "add_remove",
+    )  # fmt: skip
+    counts = 20 / point.participants if point.setting == "adaptive" else 0.0
+    assert 1 / event.noise_multiplier**2 == pytest.approx(1 / point.noise_scale**2 + counts**2)
+    assert 0.995 * case[2] < spend(event, "pld", DELTA).epsilon <= case[2]
+
+
+@pytest.mark.parametrize("setting", ["fixed", "adaptive"])
+def test_a_sum_of_updates_carries_its_noise_once_however_many_came(setting):
+    point = ClientTraining("digits", setting=setting, clients=40, participants=4, rounds=1,
+                           batch_size=2, noise_scale=3.0, clip_norm=0.5, local_lr=0.1)  # fmt: skip
+    start, tap = training.scene(point, 0, torch.device("cpu")), Tap("aggregate")
+    plan, bound = point.plan(1), 0.5 * 0.1
+    clipped = Defense("clip", per_client=ClipAndNoiseUpdate(Clip(bound, "all"), 0.0))
+    noisy, quiet = (
+        flat(simulate(start.model, start.train, start.partition, plan, d, taps=[tap])
+             .observations[tap].values)
+        for d in (point.defense, clipped)
+    )  # fmt: skip
+    came = len(plan.participants_of(0))
+    assert came != 4 and 0 < float(quiet.norm()) <= bound * came / 4 + 1e-6
+    std = 3.0 * bound / 4
+    assert of_std(noisy - quiet, std) and not of_std(noisy - quiet, 1.05 * std)
+
+
+def test_an_adaptive_bound_moves_by_one_noisy_count_over_the_expected_clients():
+    rule, bounds = QuantileNorm(Clip(1.0, "all"), 0.5, 0.2, 2.0, summed=True), []
+    for seed in range(4000):
+        ctx = Context(0, (0, 1, 2), [torch.Generator().manual_seed(seed)],
+                      torch.full((3,), 0.25), {"quantile_bound": [1.0]}, batch_size=4)  # fmt: skip
+        for weight, below in zip(ctx.weights, (1.0, 1.0, 0.0), strict=True):
+            ctx.report("below", weight * torch.tensor([below]))
+            ctx.report("asked", weight * 1)
+        rule({}, ctx)
+        bounds.append(ctx.state["quantile_bound"][0])
+    fractions = 0.5 - np.log(bounds) / 0.2  # the update of Andrew et al., inverted
+    assert stats.kstest((fractions - 2 / 4) / (2.0 / 4), "norm").pvalue > WRONG_ALARM
+
+
+def test_clients_hold_equal_parts_and_no_example_twice():
+    point = ClientTraining("digits", clients=50, participants=5, batch_size=2)
+    split = training.scene(point, 0, torch.device("cpu")).partition
+    assert split.holders().max() == 1 and len(set(split.sizes)) == 1
+
+
 # ---- the calculator ------------------------------------------------------------------------------
 
 
@@ -271,27 +326,33 @@ def test_a_recorded_row_names_its_training():
         make(FULL, d, EveryTry()) for name, (_, datasets, make) in grid.PARTS.items()
         if not name.startswith(("search", "audit")) for d in datasets
     )]  # fmt: skip
-    assert len(rows) == 2 + 7 + 3 + 5 + 5 + 1 + 3
+    assert len(rows) == 2 + 7 + 3 + 5 + 5 + 1 + 3 + 8
     for row in rows:
         text = {k: str(v) for k, v in row.key.items()}
-        assert training.point_of(text, SummedTraining) == row.points[0]
-        assert row.key["delta"] == 1e-5 and row.key["unit"] == "example"
+        assert training.point_of(text, type(row.points[0])) == row.points[0]
+        of_clients = isinstance(row.points[0], ClientTraining)
+        assert row.key["delta"] == 1e-5 and row.key["unit"] == (
+            "client" if of_clients else "example"
+        )
         aggregated = {"noise_in_clients": "sees_updates", "": "sees_sums"}
         assert row.key["adversary"] == (
-            "sees_models" if row.key["route"] == "tree_aggregation"
+            "sees_models" if row.key["route"] in ("tree_aggregation", "dp_fedavg")
             else aggregated[row.key.get("step") if row.key.get("step") in aggregated else ""]
         )  # fmt: skip
 
 
 def test_a_rate_is_searched_where_a_claim_judges_and_taken_over_elsewhere():
-    cells = grid.frontier_cells(tuple(grid.NOISE), FULL, "mnist")
+    cells = [
+        *grid.frontier_cells(grid.MOMENTUM, (grid.CLAIMED, 3.0), FULL, "mnist"),
+        *grid.frontier_cells(grid.MOMENTUM, (0.3, 1.5, 8.0), FULL, "mnist", ()),
+    ]
     asked = {c.point.epsilon: len(c.search(EveryTry()).asked) for c in cells}
     assert asked[0.82] >= 12 and asked[3.0] == 3
     assert [asked[e] for e in (0.3, 1.5, 8.0)] == [0, 0, 0]
     (taken,) = (row for row in judged(cells, EveryTry()) if row.points[0].epsilon == 8)
     assert taken.points[0].local_lr == 0.0158
     for data in ("mnist", "fashion_mnist"):
-        plain = grid.plain_cells(tuple(grid.NOISE), FULL, data)
+        plain = grid.frontier_cells(grid.PLAIN, tuple(grid.NOISE), FULL, data)
         asked = {c.point.epsilon: len(c.search(EveryTry()).asked) for c in plain}
         whole = {0.82} if data == "mnist" else set()
         assert {e for e, n in asked.items() if n != 3} == whole

@@ -81,10 +81,6 @@ def _squared(seen: Gradient, target: Gradient) -> torch.Tensor:
     return torch.stack(parts).sum(0)
 
 
-def _relative(seen: Gradient, target: Gradient) -> torch.Tensor:
-    return _squared(seen, target) / _dot(target, target).sum(0)
-
-
 def _cosine(seen: Gradient, target: Gradient) -> torch.Tensor:
     inner = _dot(seen, target).sum(0)
     squares = _dot(seen, seen).sum(0) * _dot(target, target).sum(0)
@@ -100,7 +96,7 @@ def _layer_cosine(seen: Gradient, target: Gradient) -> torch.Tensor:
 
 DISTANCES: dict[str, Callable[[Gradient, Gradient], torch.Tensor]] = {
     "squared": _squared,
-    "relative": _relative,
+    "relative": lambda seen, target: _squared(seen, target) / _dot(target, target).sum(0),
     "cosine": _cosine,
     "layer_cosine": _layer_cosine,
 }

@@ -111,6 +111,8 @@ class PerExample(NoisyStage):
 class BatchNoise(NoisyStage):
     """The stage per_batch: noise on the batch mean, scaled with the level S of its examples.
 
+    At on_aggregate, the updates of a round are the batch.
+
     Parameters
     ----------
     clip : Clip or Rule
@@ -126,8 +128,10 @@ class BatchNoise(NoisyStage):
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [clients, …] with noise; ``ctx.norms`` are those before clipping."""
-        # an empty Poisson batch has no norms
-        norms = ctx.norms or {name: v.new_zeros(len(v), 0) for name, v in values.items()}
+        # an empty Poisson batch has no norms, and the server knows none
+        norms = getattr(ctx, "norms", None) or {
+            name: v.new_zeros(len(v), 0) for name, v in values.items()
+        }
         unit = mean_std(self.sigma(ctx.round), 1.0, ctx.batch_size, self.divide_by)
         return self.add_scaled_noise(values, norms, unit, ctx)
 

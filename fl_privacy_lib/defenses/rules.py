@@ -164,19 +164,23 @@ class QuantileNorm(Rule, Stage):
     count_scale : float, ≥ 0
         Standard deviation of the noise on every count. A unit moves each bound's count by at most
         1. The counts are a release beside the gradients: `Defense.events` counts both.
+    summed : bool
+        Whether the noise is drawn once, by a trusted server on the sum of all counts, as published;
+        else by every client on its own counts, so that nobody need be trusted with them.
 
     Notes
     -----
     Source: Andrew, Thakkar, McMahan and Ramaswamy (2021), with their geometric update, target and
-    rate. Their noise is on the sum over all clients; here every client noises its own counts, so
-    that nobody need be trusted with them. A round's bound is a function of counts that are public
-    already, and costs nothing more. What is counted are examples, or at per_client updates.
+    rate. A round's bound is a function of counts that are public already, and costs nothing more.
+    What is counted are examples, or at per_client updates; a count becomes a fraction of those that
+    are expected, since how many there were is no public number where clients are drawn.
     """
 
     clip: Clip
     target: float = 0.5
     rate: float = 0.2
     count_scale: float = 10.0
+    summed: bool = False
 
     def __post_init__(self) -> None:
         positive(rate=self.rate)
@@ -229,7 +233,7 @@ class QuantileNorm(Rule, Stage):
         within = torch.stack([(compared[name] <= bounds[name]).sum(1) for name in names], 1)
         for row, (generator, weight) in enumerate(zip(ctx.generators, ctx.weights, strict=True)):
             count = within[row].to(weight.dtype)  # [bounds]
-            if self.count_scale:
+            if self.count_scale and not self.summed:
                 count = count + self.count_scale * normal(count, generator)
             ctx.report("below", weight * count)
             ctx.report("asked", weight * asked)
@@ -237,7 +241,10 @@ class QuantileNorm(Rule, Stage):
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return the aggregate as it is and move the bounds, [bounds]: the stage on_aggregate."""
         if "below" in ctx.reports:
-            fractions = (ctx.reports["below"] / ctx.reports["asked"]).tolist()
+            below, (each, *_) = ctx.reports["below"], ctx.weights
+            if self.summed:
+                below = below + each * self.count_scale * normal(below, ctx.generators[0])
+            fractions = (below / ctx.reports["asked"] * ctx.weights.sum()).tolist()
             bounds = np.broadcast_to(ctx.state[BOUND], len(fractions)).tolist()
             ctx.state[BOUND] = [
                 bound * math.exp(-self.rate * (fraction - self.target))

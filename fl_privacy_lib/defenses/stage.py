@@ -38,6 +38,8 @@ class Context:
         attacker's replay has none.
     state : the defence's memory between rounds
     reports : sums of side values, filled by `report` at the clients, read at the server
+    batch_size : what a sum is divided by: B, of the examples of a batch; at on_aggregate K_t, of
+        the updates of a round
     """
 
     round: int
@@ -46,6 +48,7 @@ class Context:
     weights: torch.Tensor | None = None
     state: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, torch.Tensor] = field(default_factory=dict)
+    batch_size: int = 0
 
     def report(self, name: str, value: torch.Tensor) -> None:
         """Add a side value, a release to be counted, to the sum that ``on_aggregate`` reads."""
@@ -57,7 +60,6 @@ class ClientContext(Context):
     """A context at the client: it also knows the model, the examples and their norms."""
 
     iteration: int = 0
-    batch_size: int = 0
     model: torch.nn.Module | None = None
     examples: tuple[torch.Tensor, torch.Tensor] | None = None
     norms: Gradient | None = None

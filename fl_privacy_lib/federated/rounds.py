@@ -258,6 +258,7 @@ def serve(
         [generator],
         torch.full((len(ids),), 1 / job.plan.participants),
         state,
+        batch_size=job.plan.participants,
     )
     added, reports = total or (_zeros(weights), [])
     for client_reports in reports:

@@ -106,6 +106,7 @@ NAMES |= {
     "bounded": "small bound, bounded activations",
     "sees_models": "who sees every model",
     "tree_aggregation": "noise along a tree, nothing drawn",
+    "dp_fedavg": "DP-FedAvg",
     "sees_steps": "who sees every local step",
     "sees_reports": "who sees every report",
     "fixed_order": "fixed order, counted as drawn",

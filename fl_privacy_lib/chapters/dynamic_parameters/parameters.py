@@ -40,9 +40,7 @@ class DynamicParameters(Settings):
     batches: int = Field(
         8, ge=1, le=10_000, description="batches whose largest gradient norm is read, a stage"
     )
-    games: int = Field(
-        200, ge=10, le=100_000, description="releases that have to be told apart"
-    )
+    games: int = Field(200, ge=10, le=100_000, description="releases that have to be told apart")
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new weights, batches and noise"
     )

@@ -3,14 +3,14 @@
 Nothing is computed here. Every setting below was written down before the first recording.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.chapters.what_works.audited import audits
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
-from fl_privacy_lib.chapters.what_works.training import ADVERSARY, SummedTraining
+from fl_privacy_lib.chapters.what_works.training import ADVERSARY, ClientTraining, SummedTraining
 from fl_privacy_lib.reproduction.experiment import Row
 from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, searches
 
@@ -26,6 +26,16 @@ PASSES: dict[str, Any] = {
     "local_iterations": 100,
     "batch_size": 600,
 }
+CLIENT_NOISE = {
+    (1000, "fixed", CLAIMED): 4.673, (1000, "fixed", 3.0): 1.675, (1000, "fixed", 8.0): 0.936,
+    (1000, "adaptive", 3.0): 1.778,
+    (10_000, "fixed", CLAIMED): 4.673, (10_000, "fixed", 3.0): 1.675, (10_000, "fixed", 8.0): 0.936,
+    (10_000, "adaptive", 3.0): 1.676,
+}  # fmt: skip
+"""K, bound and ε → σ of T = 100 rounds with a tenth of the clients; a test holds them to it."""
+EACH: dict[int, dict[str, Any]] = {1000: {"local_iterations": 5, "batch_size": 10},
+        10_000: {"local_iterations": 1, "batch_size": 4}}  # fmt: skip
+"""K → L and B of a participation: a client holds 60 images or 6."""
 SMALL_BATCHES: dict[str, Any] = {
     "batch_size": 600,
     "rounds": 1365,
@@ -56,58 +66,65 @@ def training(settings: WhatWorks, dataset: str, epsilon: float, **changes: Any) 
     return SummedTraining(**asdict(point) | {"rounds": max(1, cut)})
 
 
-def keys_of(point: SummedTraining, **step: str) -> dict[str, Any]:
+def keys_of(point: SummedTraining | ClientTraining, **step: str) -> dict[str, Any]:
     """Return the first key columns of a row: what is proved, of whom, against whom."""
+    if isinstance(point, ClientTraining):
+        unit, route, adversary = "client", point.method, "sees_models"
+    else:
+        route = "tree_aggregation" if point.noise_at == "tree" else ROUTE
+        unit, adversary = "example", ADVERSARY[point.noise_at]
     return step | {
-        "dataset": point.dataset, "unit": "example",
-        "route": "tree_aggregation" if point.noise_at == "tree" else ROUTE,
-        "adversary": ADVERSARY[point.noise_at], "epsilon": point.epsilon, "delta": DELTA,
+        "dataset": point.dataset, "unit": unit, "route": route, "adversary": adversary,
+        "epsilon": point.epsilon, "delta": DELTA,
     }  # fmt: skip
 
 
-def middle_of(settings: WhatWorks) -> SummedTraining:
+def middle_of(settings: WhatWorks, **recipe: Any) -> SummedTraining:
     """Return the cell that has a whole search: MNIST at the claimed ε."""
-    return training(settings, "mnist", CLAIMED, momentum=0.9)
+    return training(settings, "mnist", CLAIMED, **recipe)
 
 
-def frontier_cells(epsilons: tuple[float, ...], settings: WhatWorks, dataset: str) -> list[Cell]:
-    """Return cells of the frontier with momentum.
+def frontier_cells(
+    recipe: dict[str, Any], budgets: tuple[float, ...], settings: WhatWorks, dataset: str,
+    searched: tuple[float, ...] = tuple(NOISE), **changes: Any,
+) -> list[Cell]:  # fmt: skip
+    """Return cells of the frontier of a recipe.
 
-    At the claimed ε and at 3, rates are searched. All other cells take over the rate of the claimed
-    ε.
+    MNIST at the claimed ε has a whole search. Other cells try three rates around its choice where
+    they are searched, and take it over elsewhere.
     """
-    middle, cells = middle_of(settings), []
-    for epsilon in epsilons:
-        point = training(settings, dataset, epsilon, momentum=0.9)
+    middle, cells = middle_of(settings, **recipe), []
+    for epsilon in budgets:
+        point = training(settings, dataset, epsilon, **recipe | changes)
         around = None if point == middle else middle
-        cells.append(Cell(point, keys_of(point), around, 1.0 if epsilon == 3 else 0.0))
+        cells.append(Cell(point, keys_of(point), around, float(epsilon in searched)))
     return cells
 
 
-def plain_middle(settings: WhatWorks) -> SummedTraining:
-    """Return the cell without momentum that has a whole search, at seeds that no step has seen."""
-    return training(settings, "mnist", CLAIMED, seed=10)
-
-
-def plain_cells(
-    epsilons: tuple[float, ...], settings: WhatWorks, dataset: str, **changes: Any
-) -> list[Cell]:
-    """Return cells of the frontier without momentum, at seeds that no step has seen.
-
-    MNIST at the claimed ε has a whole search; every other cell tries three rates around its choice.
-    """
-    middle, cells = plain_middle(settings), []
-    for epsilon in epsilons:
-        point = training(settings, dataset, epsilon, seed=middle.seed, **changes)
-        around = None if point == middle else middle
-        cells.append(Cell(point, keys_of(point), around, 1.0))
-    return cells
+MOMENTUM: dict[str, Any] = {"momentum": 0.9}
+PLAIN = {"seed": 10}
+"""Of the recipe without momentum: the first of seeds that no step of the waterfall has seen."""
 
 
 def tree_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
     """Return trainings that draw nothing: four passes, each with a tree over a hundred batches."""
     points = [training(settings, dataset, e, noise_scale=z, **PASSES) for e, z in TREE.items()]
-    return [Cell(point, keys_of(point), plain_middle(settings), 1.0) for point in points]
+    return [Cell(point, keys_of(point), middle_of(settings, **PLAIN), 1.0) for point in points]
+
+
+def client_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
+    """Return trainings that protect a client, each number of clients with a search at ε = 3."""
+    cells, rounds = [], max(1, min(100, settings.iterations // 4))
+    for (clients, setting, epsilon), scale in CLIENT_NOISE.items():
+        one = ClientTraining(
+            dataset, setting=setting, clients=clients, participants=clients // 10, rounds=rounds,
+            noise_scale=scale, epsilon=epsilon, seed=20, seeds=settings.seeds, **EACH[clients],
+        )  # fmt: skip
+        middle = replace(
+            one, setting="fixed", epsilon=3.0, noise_scale=CLIENT_NOISE[clients, "fixed", 3.0]
+        )
+        cells.append(Cell(one, keys_of(one), None if one == middle else middle, 1.0))
+    return cells
 
 
 def waterfall_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
@@ -115,7 +132,7 @@ def waterfall_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
 
     A clipped step is as long as C, and momentum makes it 1/(1 - γ) times as long.
     """
-    middle, cells = middle_of(settings), []
+    middle, cells = middle_of(settings, **MOMENTUM), []
     for step, changes in reversed(STEPS.items()):  # those that learn nothing come last
         point = training(settings, dataset, CLAIMED, **changes)
         longer = (1 - point.momentum) / (1 - middle.momentum)
@@ -133,16 +150,23 @@ def rows_of(kind: Any, make: Any, settings: WhatWorks, dataset: str, tried: Trie
 MNIST, FASHION = ("mnist",), ("fashion_mnist",)
 PARTS: dict[str, Any] = {}
 for _name, _table, _datasets, _make in (
-    ("frontier", "frontier", MNIST, partial(frontier_cells, (CLAIMED, 3.0))),
+    ("frontier", "frontier", MNIST, partial(frontier_cells, MOMENTUM, (CLAIMED, 3.0))),
     ("waterfall", "waterfall", MNIST, waterfall_cells),
-    ("frontier_rest", "frontier", MNIST, partial(frontier_cells, (0.3, 8.0, 1.5))),
-    ("plain", "frontier", MNIST, partial(plain_cells, tuple(NOISE))),
-    ("plain_fashion", "frontier", FASHION, partial(plain_cells, tuple(NOISE))),
-    ("bounded", "frontier", MNIST, partial(plain_cells, (3.0,), activation="tanh")),
+    (
+        "frontier_rest",
+        "frontier",
+        MNIST,
+        partial(frontier_cells, MOMENTUM, (0.3, 8.0, 1.5), searched=()),
+    ),
+    ("plain", "frontier", MNIST, partial(frontier_cells, PLAIN, tuple(NOISE))),
+    ("plain_fashion", "frontier", FASHION, partial(frontier_cells, PLAIN, tuple(NOISE))),
+    ("bounded", "frontier", MNIST, partial(frontier_cells, PLAIN, (3.0,), activation="tanh")),
     ("tree", "unsampled", MNIST, tree_cells),
+    ("clients", "clients", MNIST, client_cells),
 ):
     if _name != "frontier_rest":
-        PARTS[f"search_{_name}"] = ("search", _datasets, partial(rows_of, searches, _make))
+        _search = "search_clients" if _name == "clients" else "search"
+        PARTS[f"search_{_name}"] = (_search, _datasets, partial(rows_of, searches, _make))
     PARTS[_name] = (_table, _datasets, partial(rows_of, judged, _make))
 PARTS["audit"] = ("audit", MNIST, audits)
 """Part → its table, its data sets, and what makes a data set's rows, in the order of recording."""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fl_privacy_lib.accounting.accountants import spend
@@ -15,27 +15,6 @@ from fl_privacy_lib.reproduction.comparison import cells, measured
 from fl_privacy_lib.reproduction.experiments.spending import TENSORS, holding
 from fl_privacy_lib.reproduction.experiments.training import Training, point_of
 from fl_privacy_lib.sampling import Plan
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A recorded training on MNIST.
-
-    Parameters
-    ----------
-    chapter, method, setting : what ran, in code names
-    epsilon : proved for one example against anyone who reads every client's update, or of one
-        client that holds all; ∞ where nothing is proved
-    accuracy, std, seeds : of the record
-    """
-
-    chapter: str
-    method: str
-    setting: str
-    epsilon: float
-    accuracy: float
-    std: float
-    seeds: int
 
 
 @functools.cache
@@ -78,15 +57,19 @@ SOURCES: dict[str, tuple[str, dict[str, Any], Any]] = {
 """Record → its chapter, the rows that are shown, and what is proved of them."""
 
 
-def recorded() -> list[Recorded]:
-    """Return the private trainings on MNIST that chapters 05 and 06 have recorded, one a row."""
-    found = []
-    for table, (chapter, rows, proved) in SOURCES.items():
-        for c in cells(measured(table), rows):
-            if c["method"] != "non_private":
-                about = (chapter, c["method"], c["setting"], proved(c))
-                found.append(Recorded(*about, c["accuracy"], c["accuracy_std"], int(c["seeds"])))
-    return found
+def recorded() -> list[dict[str, Any]]:
+    """Return the private trainings on MNIST that chapters 05 and 06 have recorded.
+
+    Beside a cell's columns stands its `chapter` and, as `epsilon`, what is proved for one example
+    against anyone who reads every client's update, or of one client that holds all; ∞ where nothing
+    is.
+    """
+    return [
+        c | {"chapter": chapter, "epsilon": proved(c)}
+        for table, (chapter, rows, proved) in SOURCES.items()
+        for c in cells(measured(table), rows)
+        if c["method"] != "non_private"
+    ]
 
 
 def epsilon_left(

@@ -9,15 +9,16 @@ import torch
 
 from fl_privacy_lib.chapters.what_works.grid import PAPER, PARTS
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
-from fl_privacy_lib.chapters.what_works.training import SummedTraining
+from fl_privacy_lib.chapters.what_works.training import ClientTraining, SummedTraining
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 from fl_privacy_lib.reproduction.experiments import auditing, training
 from fl_privacy_lib.reproduction.experiments.searching import recorded_tries
 from fl_privacy_lib.reproduction.paths import point_cache
 
 SHOWN = {
-    "dataset": "", "epsilon": "ε=", "scope": "clip ", "noise_at": "noise at ", "batch_size": "B=",
-    "clip_norm": "C=", "noise_scale": "σ=", "rounds": "T=", "local_lr": "η=", "momentum": "γ=",
+    "dataset": "", "setting": "", "clients": "K=", "epsilon": "ε=", "scope": "clip ",
+    "noise_at": "noise at ", "batch_size": "B=", "clip_norm": "C=",
+    "noise_scale": "σ=", "rounds": "T=", "local_lr": "η=", "momentum": "γ=",
 }  # fmt: skip
 """Setting → what stands before it in a line of progress."""
 
@@ -33,9 +34,10 @@ class WhatWorksExperiment(Experiment):
 
         def rows(make: Any, datasets: tuple[str, ...]) -> list[Row]:
             tried = recorded_tries(folder / PAPER / "search.csv", SummedTraining)
+            tried |= recorded_tries(folder / PAPER / "search_clients.csv", ClientTraining)
             return [row for d in datasets for row in make(settings, d, tried)]
 
-        long = ("fashion", "bounded", "waterfall", "tree", "audit")
+        long = ("fashion", "bounded", "waterfall", "tree", "audit", "clients")
         return [
             Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, name.endswith(long))
             for name, (table, datasets, make) in PARTS.items()

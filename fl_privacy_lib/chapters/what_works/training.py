@@ -1,25 +1,31 @@
-"""DP-FedSGD with distributed noise and secure aggregation, as the sum that the server sees.
+"""Trainings at an ε that is proved: of an example, by a sum of shares, and of a whole client.
 
-Every client takes one local step, on examples that it draws each by itself with probability q. It
-clips their gradients and adds its share of the noise. With nobody dropping out, the sum is that of
-central DP-SGD, so it trains as one client that never leaves (chapter 10). Secure aggregation itself
-is not run.
+In DP-FedSGD with distributed noise and secure aggregation, every client takes one local step, on
+examples that it draws each by itself with probability q. It clips their gradients and adds its
+share of the noise. With nobody dropping out, the sum is that of central DP-SGD, so it trains as one
+client that never leaves (chapter 10). Secure aggregation itself is not run. In DP-FedAvg a trusted
+server adds the noise to the clients' sum.
 """
 
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from fl_privacy_lib._checks import one_of, positive
 from fl_privacy_lib.accounting.accountants import noise_for
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.accounting.events import Event
+from fl_privacy_lib.data import Dataset, Partition, two_shards
 from fl_privacy_lib.defenses import Clip, Defense, Holding
-from fl_privacy_lib.defenses.route import BatchNoise, PerExample
+from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, PerExample, Then
+from fl_privacy_lib.defenses.rules import QuantileNorm
 from fl_privacy_lib.defenses.transformations import Momentum
 from fl_privacy_lib.defenses.tree import TreeNoise
 from fl_privacy_lib.reproduction.experiments.central import CentralTraining
 from fl_privacy_lib.reproduction.experiments.spending import TENSORS
+from fl_privacy_lib.reproduction.experiments.training import Training
 from fl_privacy_lib.sampling import Plan
 
 NOISE_AT = ("sum", "client", "tree")
@@ -98,18 +104,87 @@ class SummedTraining(CentralTraining):
         return one.defense.events(one.plan(0), Holding(examples, examples, TENSORS))
 
 
-def calibrated(point: SummedTraining, examples: int, tolerance: float = 1e-4) -> float:
+@dataclass(frozen=True)
+class ClientTraining(CentralTraining):
+    """One cell: DP-FedAvg at an ε that is proved for a client, on all training data.
+
+    Parameters
+    ----------
+    setting : {'fixed', 'adaptive'}, the clipping bound; an adaptive one follows the median norm
+    participants : K_t, on average: each client is drawn by itself, with probability K_t/K
+    clip_norm : C, of a whole update in units of η, so that the bound on the gradients in it stays
+        when η is searched; of an adaptive bound the first
+    epsilon : that `noise_scale` was calibrated to; the proved one is at most this
+
+    Notes
+    -----
+    Examples are cut into two shards a client, of about one class each, none held twice. The noise
+    on a count is K_t/20. Source: McMahan et al. (2018); Andrew et al. (2021), section 3.
+    """
+
+    method: str = "dp_fedavg"
+    setting: str = "fixed"
+    clients: int = 1000
+    participants: int = 100
+    rounds: int = 100
+    batch_size: int = 10
+    clip_norm: float = 1.0
+    epsilon: float = 3.0
+
+    methods: ClassVar[tuple[str, ...]] = ("dp_fedavg",)
+    readings: ClassVar[tuple[str, ...]] = ("fixed", "adaptive")
+
+    def plan(self, seed: int, rounds: int | None = None) -> Plan:
+        """Return the plan of one seed's training; every client is drawn by itself."""
+        drawn: Any = {"client_sampling": "poisson", "batch_sampling": "with_replacement"}
+        return replace(Training.plan(self, seed, rounds), **drawn)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> Partition:
+        """Give each client as many examples as there are for it, an even number."""
+        each = len(data.train_y) // self.clients // 2 * 2
+        return two_shards(data.train_y, self.clients, each, rng)
+
+    @property
+    def bound(self) -> Clip | QuantileNorm:
+        """What clips an update, and scales the noise."""
+        clip = Clip(self.clip_norm * self.local_lr, "all")
+        if self.setting == "fixed":
+            return clip
+        return QuantileNorm(clip, count_scale=self.participants / 20, summed=True)
+
+    @property
+    def defense(self) -> Defense:
+        """What fills the route: clients clip, and the server adds the noise to their sum."""
+        bound, noise = self.bound, BatchNoise(self.bound, self.noise_scale)
+        clipped = Defense(self.method, None, None, ClipAndNoiseUpdate(bound, 0.0), None, noise)
+        if isinstance(bound, Clip):
+            return clipped
+        return replace(clipped, on_aggregate=Then(noise, bound), initial_state=bound.start)
+
+    def events(self, examples: int = 1) -> tuple[Event, ...]:
+        """Return what is shown of one client to anyone who sees the models.
+
+        As if nobody else were there: then the noise of the sum is that on the client's own update.
+        """
+        alone = ClipAndNoiseUpdate(self.bound, self.noise_scale)
+        one = replace(self, local_lr=1.0)
+        return Defense(self.method, per_client=alone).events(
+            one.plan(0), Holding(examples, 1, TENSORS), unit="client"
+        )
+
+
+def calibrated(point: Any, examples: int, tolerance: float = 1e-4) -> float:
     """Return the smallest σ, to three decimals, at which a training's proved ε is its `epsilon`.
 
     Parameters
     ----------
-    point : its `noise_scale` does not count
+    point : a `SummedTraining` or `ClientTraining`; its `noise_scale` does not count
     examples : N of the training data
     tolerance : relative, > 0; the answer is on the noisier side
 
     Notes
     -----
-    Privacy loss distributions at δ = 1e-5; one example added or removed.
+    Privacy loss distributions at δ = 1e-5; one example, or client, added or removed.
     """
     found = noise_for(
         point.epsilon, lambda scale: replace(point, noise_scale=scale).events(examples), "pld",

@@ -159,12 +159,16 @@ def row_of(point: Any, values: Callable[[Result], Values], **keys: str) -> Row:
     return Row(key, (point,), lambda results: values(results[0]), getattr(point, "seeds", 1))
 
 
-def training_values(result: Result) -> Values:
-    """Return a training's accuracies over the seeds, how long it ran and whether it diverged."""
+def training_values(result: Result, **beside: Any) -> Values:
+    """Return a training's accuracies over the seeds, how long it ran and whether it diverged.
+
+    `beside`: `searched`, how many trainings of its cell chose its learning rate; none did where the
+    rate was taken over from a smaller cell.
+    """
     names = (
         "accuracy", "test_accuracy", "guess", "evaluated", "rounds_run", "diverged", "growth",
     )  # fmt: skip
-    return {name: numbers(result[name]) for name in names if np.isfinite(result[name]).all()}
+    return {n: numbers(result[n]) for n in names if np.isfinite(result[n]).all()} | beside
 
 
 def training_row(point: Training, **keys: str) -> Row:
@@ -261,18 +265,10 @@ def judged(table: Iterable[Cell], tried: Tried) -> list[Row]:
     for cell in table:
         chosen = cell.search(tried)
         if chosen.rate is not None:
-            values = partial(_searched_values, len(chosen.asked))
+            beside: Any = {} if cell.fixed else {"searched": numbers([len(chosen.asked)])}
             point = replace(cell.point, local_lr=chosen.rate)
-            rows.append(row_of(point, training_values if cell.fixed else values, **cell.keys))
+            rows.append(row_of(point, partial(training_values, **beside), **cell.keys))
     return rows
-
-
-def _searched_values(tries: int, result: Result) -> Values:
-    """Return a training's values, and how many trainings of its cell chose its learning rate.
-
-    None did where the rate was taken over from a smaller cell.
-    """
-    return training_values(result) | {"searched": numbers([tries])}
 
 
 def judged_values(result: Result, **values: Any) -> Values:

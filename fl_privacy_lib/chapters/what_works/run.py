@@ -16,8 +16,8 @@ from fl_privacy_lib.reproduction.experiments.searching import recorded_tries
 from fl_privacy_lib.reproduction.paths import point_cache
 
 SHOWN = {
-    "dataset": "", "setting": "", "clients": "K=", "epsilon": "ε=", "scope": "clip ",
-    "noise_at": "noise at ", "batch_size": "B=", "clip_norm": "C=",
+    "dataset": "", "setting": "", "clients": "K=", "summed": "K=", "epsilon": "ε=",
+    "scope": "clip ", "noise_at": "noise at ", "batch_size": "B=", "clip_norm": "C=",
     "noise_scale": "σ=", "rounds": "T=", "local_lr": "η=", "momentum": "γ=",
 }  # fmt: skip
 """Setting → what stands before it in a line of progress."""
@@ -53,7 +53,9 @@ class WhatWorksExperiment(Experiment):
 
     def words(self, point: Any, result: Result) -> str:
         """Return the setting and the accuracy, or the audited ε."""
-        known = vars(getattr(point, "training", point))
+        known = dict(vars(getattr(point, "training", point)))
+        if "summed" in known:  # trains as one client that holds what all of them have
+            del known["clients"], known["setting"]
         shown = " ".join(f"{sign}{known[name]}" for name, sign in SHOWN.items() if name in known)
         return f"{shown}: {next(f'{n} {v.mean():.4f}' for n, v in result.items())}"
 

@@ -10,11 +10,11 @@ from typing import Any
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.chapters.what_works.audited import audits
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
-from fl_privacy_lib.chapters.what_works.training import ADVERSARY, ClientTraining, SummedTraining
+from fl_privacy_lib.chapters.what_works.training import ClientTraining, SummedTraining
 from fl_privacy_lib.reproduction.experiment import Row
 from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, searches
 
-PAPER, ROUTE, CLAIMED = "what_works", "distributed_noise", 0.82
+PAPER, CLAIMED = "what_works", 0.82
 EXAMPLES = {"mnist": 60_000, "fashion_mnist": 60_000}
 NOISE = {0.3: 7.784, CLAIMED: 3.212, 1.5: 1.973, 3.0: 1.234, 8.0: 0.768}
 """ε → σ of B = 2,048 and T = 400 on 60,000 examples, by `calibrated`; a test holds them to it."""
@@ -68,15 +68,8 @@ def training(settings: WhatWorks, dataset: str, epsilon: float, **changes: Any) 
 
 def keys_of(point: SummedTraining | ClientTraining, **step: str) -> dict[str, Any]:
     """Return the first key columns of a row: what is proved, of whom, against whom."""
-    if isinstance(point, ClientTraining):
-        unit, route, adversary = "client", point.method, "sees_models"
-    else:
-        route = "tree_aggregation" if point.noise_at == "tree" else ROUTE
-        unit, adversary = "example", ADVERSARY[point.noise_at]
-    return step | {
-        "dataset": point.dataset, "unit": unit, "route": route, "adversary": adversary,
-        "epsilon": point.epsilon, "delta": DELTA,
-    }  # fmt: skip
+    return {**step, "dataset": point.dataset, **point.proof, "epsilon": point.epsilon,
+            "delta": DELTA}  # fmt: skip
 
 
 def middle_of(settings: WhatWorks, **recipe: Any) -> SummedTraining:

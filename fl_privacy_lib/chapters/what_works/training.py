@@ -72,6 +72,15 @@ class SummedTraining(CentralTraining):
         one_of(ACTIVATIONS, activation=self.activation)
         positive(summed=self.summed)
 
+    @property
+    def proof(self) -> dict[str, str]:
+        """Of whom, on which route and against whom its ε is proved: key columns of a record."""
+        return {
+            "unit": "example",
+            "route": "tree_aggregation" if self.noise_at == "tree" else "distributed_noise",
+            "adversary": ADVERSARY[self.noise_at],
+        }
+
     def network(self, shape: tuple[int, ...]) -> str:
         """Return the name of the network, with the activation of its own."""
         return super().network(shape) + ("" if self.activation == "relu" else "_tanh")
@@ -133,6 +142,9 @@ class ClientTraining(CentralTraining):
 
     methods: ClassVar[tuple[str, ...]] = ("dp_fedavg",)
     readings: ClassVar[tuple[str, ...]] = ("fixed", "adaptive")
+    proof: ClassVar[dict[str, str]] = {
+        "unit": "client", "route": "dp_fedavg", "adversary": "sees_models"
+    }  # fmt: skip
 
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training; every client is drawn by itself."""
@@ -155,8 +167,9 @@ class ClientTraining(CentralTraining):
     @property
     def defense(self) -> Defense:
         """What fills the route: clients clip, and the server adds the noise to their sum."""
-        bound, noise = self.bound, BatchNoise(self.bound, self.noise_scale)
-        clipped = Defense(self.method, None, None, ClipAndNoiseUpdate(bound, 0.0), None, noise)
+        bound = self.bound
+        clip, noise = ClipAndNoiseUpdate(bound, 0.0), BatchNoise(bound, self.noise_scale)
+        clipped = Defense(self.method, per_client=clip, on_aggregate=noise)
         if isinstance(bound, Clip):
             return clipped
         return replace(clipped, on_aggregate=Then(noise, bound), initial_state=bound.start)

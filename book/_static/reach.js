@@ -8,7 +8,9 @@
     }
     // what scrolls sideways can be scrolled with the keyboard; what fits costs no tab stop
     for (const box of document.querySelectorAll("article .table-scroll, article pre, article .math, article .pst-scrollable-table-container, article .cell_output .output, article .cell_output figure")) {
-      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+      const wide = box.scrollWidth > box.clientWidth;
+      box.classList.toggle("scrolls", wide); // says so on a phone, where no bar is seen
+      if (wide) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     }
   }

@@ -192,14 +192,22 @@ def curves(series: dict[str, Curve], xlabel: str, ylabel: str, **axes_settings: 
     return panels({"": series}, xlabel, ylabel, **axes_settings)
 
 
-def line_styles(groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return name → colour, marker and line, the same in every group."""
-    names = dict.fromkeys(name for series in groups.values() for name in series)
+def line_styles(
+    groups: dict[str, dict[str, Any]], first: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return name → colour, marker and line, the same in every group.
+
+    Parameters
+    ----------
+    first : names that take the first styles, drawn here or not: the same in every figure then
+    """
+    names = dict.fromkeys([*first, *(name for series in groups.values() for name in series)])
     if len(names) > len(SERIES):
         raise ValueError(
             f"{len(names)} curves, but only {len(SERIES)} can be told apart: leave some out."
         )
-    return dict(zip(names, SERIES, strict=False))
+    styles = zip(names, SERIES, strict=False)
+    return {n: style for n, style in styles if any(n in series for series in groups.values())}
 
 
 def panels(
@@ -209,6 +217,7 @@ def panels(
     columns: int = 2,
     size: tuple[float, float] | None = None,
     reference: Reference | None = None,
+    first: Sequence[str] = (),
     **axes_settings: Any,
 ) -> Figure:
     """Draw groups of named curves, a panel each, with one legend and one style for each name.
@@ -220,8 +229,9 @@ def panels(
     size : inches; None: by the number of panels
     reference : name and height of a horizontal line in every panel, or title → height, None for a
         panel without one
+    first : names that take the first styles, see line_styles
     """
-    style = line_styles(groups)
+    style = line_styles(groups, first)
     name_of_line, height = reference or ("", {})
     heights = {t: h for t in groups if (
         h := height.get(t) if isinstance(height, Mapping) else height) is not None}  # fmt: skip

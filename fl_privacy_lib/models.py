@@ -141,13 +141,14 @@ def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
 def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> nn.Module:
     """Return an initialised model by name.
 
-    'training_cnn', 'training_cnn_tanh' (with bounded activations), 'attacked_lenet' or 'mlp'. Each
-    gets the initialisation its paper used: Glorot for trained networks, U(−0.5, 0.5) for the
-    attacked one.
+    'training_cnn', 'training_cnn_tanh' (with bounded activations), 'attacked_lenet', 'mlp' or
+    'linear' (the same without hidden layers). Each gets the initialisation its paper used: Glorot
+    for trained networks, U(−0.5, 0.5) for the attacked one.
     """
-    one_of(["training_cnn", "training_cnn_tanh", "attacked_lenet", "mlp"], model=name)
-    if name == "mlp":
-        return init_glorot(mlp(prod(shape), classes), generator)
+    dense = {"mlp": (600, 100), "linear": ()}
+    one_of(["training_cnn", "training_cnn_tanh", "attacked_lenet", *dense], model=name)
+    if name in dense:
+        return init_glorot(mlp(prod(shape), classes, dense[name]), generator)
     if len(shape) != 3:
         raise InputError(
             f"model = {name!r} needs images, but an example has shape {shape}; use 'mlp'."

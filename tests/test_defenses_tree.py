@@ -130,7 +130,7 @@ def test_a_tree_needs_a_leaf(leaves):
 
 
 def test_the_recorded_trainings_pass_over_the_data_and_draw_nothing():
-    cells = grid.tree_cells(WhatWorks.of_profile("full"), "mnist")
+    cells = grid.cells_of(grid.TREE, grid.PASSES, WhatWorks.of_profile("full"), "mnist")
     assert [c.point.epsilon for c in cells] == [0.82, 3.0, 8.0]
     for cell in cells:
         point, plan = cell.point, cell.point.plan(0)

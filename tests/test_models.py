@@ -96,8 +96,10 @@ def test_init_glorot_draws_weights_from_its_range_and_clears_biases():
 
 
 @pytest.mark.parametrize(
-    "name, shape", [("training_cnn", (1, 28, 28)), ("attacked_lenet", (3, 32, 32)), ("mlp", (4, 5))]
-)
+    "name, shape",
+    [("training_cnn", (1, 28, 28)), ("attacked_lenet", (3, 32, 32)), ("mlp", (4, 5)),
+     ("linear", (7,))],
+)  # fmt: skip
 def test_build_depends_on_its_generator_alone(name, shape):
     torch.manual_seed(1)
     first = parameters_of(build(name, shape, 3, seeded(5)))

@@ -185,6 +185,17 @@ def test_the_grids_noise_is_calibrated_to_its_epsilon(epsilon):
     assert 0.995 * epsilon < proved <= epsilon
 
 
+@pytest.mark.parametrize("epsilon", grid.FEATURES)
+def test_the_linear_models_noise_is_calibrated_to_its_epsilon(epsilon):
+    cells = grid.cells_of(grid.FEATURES, grid.LINEAR, FULL, "cifar10_scattering")
+    (cell,) = (cell for cell in cells if cell.point.epsilon == epsilon)
+    proved = spend(cell.point.events(grid.EXAMPLES["cifar10_scattering"]), "pld", DELTA).epsilon
+    assert 0.995 * epsilon < proved <= epsilon
+    assert (cell.around is None) == (epsilon == 3.0)  # whose search the others start from
+    assert cell.point.network((3888,)) == "linear" and cell.keys["adversary"] == "sees_sums"
+    assert cell.point.rounds == 400 and cell.point.momentum == 0
+
+
 def test_every_step_of_the_waterfall_has_the_claimed_epsilon_and_as_many_gradients():
     ends = [grid.training(FULL, "mnist", grid.CLAIMED, **c) for c in grid.STEPS.values()]
     for z in {(p.noise_scale, p.scope, p.batch_size, p.rounds): p for p in ends}.values():
@@ -326,7 +337,7 @@ def test_a_recorded_row_names_its_training():
         make(FULL, d, EveryTry()) for name, (_, datasets, make) in grid.PARTS.items()
         if not name.startswith(("search", "audit")) for d in datasets
     )]  # fmt: skip
-    assert len(rows) == 2 + 7 + 3 + 5 + 5 + 1 + 3 + 8
+    assert len(rows) == 2 + 7 + 3 + 5 + 5 + 1 + 3 + 3 + 8
     for row in rows:
         text = {k: str(v) for k, v in row.key.items()}
         assert training.point_of(text, type(row.points[0])) == row.points[0]

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fl_privacy_lib.data import decoders, download, splits, tabular
+import numpy as np
+
+from fl_privacy_lib.data import decoders, download, scattering, splits, tabular
 from fl_privacy_lib.data.files import Arrays, Form, Layout
 from fl_privacy_lib.data.splits import About, Parts
 
@@ -329,6 +331,29 @@ DATASETS: dict[str, Spec] = {
         "syn-H", 100_000, 300, ", as for syn-L, since the paper gives none for syn-H"
     ),
 }
+
+
+def of_features(layout: Layout) -> Layout:
+    """Return a layout of images whose decoder makes features of them."""
+
+    def decode(paths: Sequence[Path]) -> Arrays:
+        arrays = layout.decode(paths)
+        images = {n: scattering.features(arrays[n]) for n in ("train_images", "test_images")}
+        return arrays | images
+
+    return replace(layout, decode=decode)
+
+
+DATASETS["cifar10_scattering"] = replace(
+    DATASETS["cifar10"],
+    title="CIFAR-10, scattering transform",
+    kind="tabular",
+    layouts=tuple(of_features(layout) for layout in DATASETS["cifar10"].layouts),
+    build=partial(splits.cut_tail, classes=splits.CIFAR_CLASSES, scaled=np.asarray),
+    note=f"{DATASETS['cifar10'].note} In place of an image stand 3,888 features: its scattering "
+    "transform with two scales and eight angles, means of 2 x 2 places, nine channels at a time "
+    "normalised within the image. Made once in ten minutes of a core, and kept in 800 MB.",
+)
 
 
 def _standardised(spec: Spec) -> Spec:

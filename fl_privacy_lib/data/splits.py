@@ -1,6 +1,6 @@
 """From stored arrays to the parts of a data set: scaled, and cut for training and validation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -115,10 +115,14 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     return weight @ images @ weight.T
 
 
-def cut_tail(arrays: Arrays, classes: tuple[str, ...]) -> Parts:
+def cut_tail(
+    arrays: Arrays,
+    classes: tuple[str, ...],
+    scaled: Callable[[np.ndarray], np.ndarray] = channels_first,
+) -> Parts:
     """Return image parts, in the files' order; the last `HELD_OUT` training examples validate."""
-    x, y = channels_first(arrays["train_images"]), arrays["train_labels"].astype(np.int64)
-    test_x, test_y = channels_first(arrays["test_images"]), arrays["test_labels"].astype(np.int64)
+    x, y = scaled(arrays["train_images"]), arrays["train_labels"].astype(np.int64)
+    test_x, test_y = scaled(arrays["test_images"]), arrays["test_labels"].astype(np.int64)
     cut = len(y) - HELD_OUT
     return Parts(x[:cut], y[:cut], x[cut:], y[cut:], test_x, test_y, classes)
 

@@ -46,6 +46,7 @@ NAMES = {
     "cifar10": "CIFAR-10",
     "cancer": "Cancer",
     "cancer_z": "Cancer, z-scored",
+    "cifar10_scattering": "CIFAR-10, scattering features",
     "adult": "Adult",
     "adult_z": "Adult, z-scored",
     "fashion_mnist": "Fashion-MNIST",

@@ -15,7 +15,7 @@ from fl_privacy_lib.reproduction.experiment import Row
 from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, searches
 
 PAPER, CLAIMED = "what_works", 0.82
-EXAMPLES = {"mnist": 60_000, "fashion_mnist": 60_000}
+EXAMPLES = {"mnist": 60_000, "fashion_mnist": 60_000, "cifar10_scattering": 50_000}
 NOISE = {0.3: 7.784, CLAIMED: 3.212, 1.5: 1.973, 3.0: 1.234, 8.0: 0.768}
 """ε → σ of B = 2,048 and T = 400 on 60,000 examples, by `calibrated`; a test holds them to it."""
 TREE = {CLAIMED: 23.658, 3.0: 7.359, 8.0: 3.177}
@@ -26,6 +26,10 @@ PASSES: dict[str, Any] = {
     "local_iterations": 100,
     "batch_size": 600,
 }
+FEATURES = {CLAIMED: 14.737, 3.0: 4.674, 8.0: 2.128}
+"""ε → σ of a linear model's batches, of 50,000 examples; a test holds them to it."""
+LINEAR: dict[str, Any] = {"batch_size": 8192, "seed": 10}
+"""Of the linear model: batches as large as Tramèr and Boneh's on these features."""
 CLIENT_NOISE = {
     (1000, "fixed", CLAIMED): 4.673, (1000, "fixed", 3.0): 1.675, (1000, "fixed", 8.0): 0.936,
     (1000, "adaptive", 3.0): 1.778,
@@ -99,10 +103,18 @@ PLAIN = {"seed": 10}
 """Of the recipe without momentum: the first of seeds that no step of the waterfall has seen."""
 
 
-def tree_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
-    """Return trainings that draw nothing: four passes, each with a tree over a hundred batches."""
-    points = [training(settings, dataset, e, noise_scale=z, **PASSES) for e, z in TREE.items()]
-    return [Cell(point, keys_of(point), middle_of(settings, **PLAIN), 1.0) for point in points]
+def cells_of(
+    noise: dict[float, float], recipe: dict[str, Any], settings: WhatWorks, dataset: str
+) -> list[Cell]:
+    """Return cells with a noise of their own, ε → σ.
+
+    On MNIST they are searched around the rate of the recipe without momentum, elsewhere around
+    that of their own cell at ε = 3.
+    """
+    points = {e: training(settings, dataset, e, noise_scale=z, **recipe) for e, z in noise.items()}
+    middle = middle_of(settings, **PLAIN) if dataset == "mnist" else points[3.0]
+    around = {point: None if point == middle else middle for point in points.values()}
+    return [Cell(point, keys_of(point), start, 1.0) for point, start in around.items()]
 
 
 def client_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
@@ -154,7 +166,8 @@ for _name, _table, _datasets, _make in (
     ("plain", "frontier", MNIST, partial(frontier_cells, PLAIN, tuple(NOISE))),
     ("plain_fashion", "frontier", FASHION, partial(frontier_cells, PLAIN, tuple(NOISE))),
     ("bounded", "frontier", MNIST, partial(frontier_cells, PLAIN, (3.0,), activation="tanh")),
-    ("tree", "unsampled", MNIST, tree_cells),
+    ("features", "frontier", ("cifar10_scattering",), partial(cells_of, FEATURES, LINEAR)),
+    ("tree", "unsampled", MNIST, partial(cells_of, TREE, PASSES)),
     ("clients", "clients", MNIST, client_cells),
 ):
     if _name != "frontier_rest":

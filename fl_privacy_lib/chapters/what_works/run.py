@@ -37,7 +37,7 @@ class WhatWorksExperiment(Experiment):
             tried |= recorded_tries(folder / PAPER / "search_clients.csv", ClientTraining)
             return [row for d in datasets for row in make(settings, d, tried)]
 
-        long = ("fashion", "bounded", "waterfall")
+        long = ("fashion", "bounded", "waterfall", "features")
         return [
             Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, name.endswith(long))
             for name, (table, datasets, make) in PARTS.items()

@@ -82,7 +82,9 @@ class SummedTraining(CentralTraining):
         }
 
     def network(self, shape: tuple[int, ...]) -> str:
-        """Return the name of the network, with the activation of its own."""
+        """Return the name of the network, with the activation of its own; features have none."""
+        if self.dataset.endswith("_scattering"):
+            return "linear"
         return super().network(shape) + ("" if self.activation == "relu" else "_tanh")
 
     def plan(self, seed: int, rounds: int | None = None) -> Plan:

@@ -55,7 +55,7 @@ SETUPS = {
 }  # fmt: skip
 """The papers' data sets, in the order of their tables."""
 PAPER = tuple(SETUPS)
-SETUPS["fashion_mnist"] = SETUPS["mnist"]
+SETUPS |= {"fashion_mnist": SETUPS["mnist"], "cifar10_scattering": SETUPS["cifar10"]}
 SETUPS |= {f"{name}_z": SETUPS[name] for name in ("adult", "cancer")}
 SETUPS["digits"] = Setup(5, 100, 1_347, (1, 28, 28), 10,
                          lambda d, k, rng: two_shards(d.train_y, k, 100, rng), 100)  # fmt: skip

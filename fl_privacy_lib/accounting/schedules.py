@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, positive, whole_number
+from fl_privacy_lib._checks import positive, whole_number
 from fl_privacy_lib.accounting.composition import STEP_DELTA, step_epsilon
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Sampling, Unit
 
@@ -59,22 +59,19 @@ def exponential(start: float, end: float, steps: int) -> Floats:
     return start * (end / start) ** time
 
 
-def triangular(low: float, high: float, steps: int, cycles: int = 1, decay: float = 1.0) -> Floats:
+def triangular(low: float, high: float, steps: int, cycles: int = 1) -> Floats:
     """Return a triangular wave, [steps]: each cycle rises from ``low`` and falls back to it.
 
-    The cyclic policy of the dynamic-parameters paper; the n-th cycle (from 0) is (high - low) ·
-    decay^n high.
+    The cyclic policy of the dynamic-parameters paper, without a decay of the cycles.
 
     Examples
     --------
-    >>> triangular(1.0, 5.0, 8, cycles=2, decay=0.5)
-    array([1., 3., 5., 3., 1., 2., 3., 2.])
+    >>> triangular(1.0, 5.0, 8, cycles=2)
+    array([1., 3., 5., 3., 1., 3., 5., 3.])
     """
     whole_number(1, cycles=cycles)
-    phase = _time(steps, low=low, high=high, decay=decay) * cycles
-    cycle = np.floor(phase)
-    wave = 1 - np.abs(2 * (phase - cycle) - 1)
-    return low + (high - low) * wave * decay**cycle
+    phase = _time(steps, low=low, high=high) * cycles % 1
+    return low + (high - low) * (1 - np.abs(2 * phase - 1))
 
 
 def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
@@ -99,14 +96,10 @@ def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
 def cosine_arc(start: float, end: float, steps: int) -> Floats:
     """Return start · cos(φ t/T) with φ = arccos(end/start), [steps].
 
-    The single arc that Fed-alphaCDP's public code has under the name of a cyclic policy.
+    The single arc, from the larger value to the smaller, that Fed-alphaCDP's public code has under
+    the name of a cyclic policy.
     """
-    positive(start=start, end=end)
-    if end > start:
-        raise InputError(
-            f"end = {end} is above start = {start}, and a cosine arc only falls: swap the two."
-        )
-    return start * np.cos(math.acos(end / start) * _time(steps))
+    return start * np.cos(math.acos(end / start) * _time(steps, start=start, end=end))
 
 
 def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats:
@@ -117,9 +110,6 @@ def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats
     >>> noise_of_epsilon(np.array([0.30747, 1.30747])).round(2)
     array([15.76,  3.71])
     """
-    epsilons = np.asarray(epsilons, dtype=np.float64)
-    if epsilons.size == 0 or not (np.isfinite(epsilons).all() and (epsilons > 0).all()):
-        raise InputError("epsilons must be at least one finite number, all greater than 0.")
     return step_epsilon(epsilons, step_delta)  # the bound is its own inverse: z ε = const
 
 

@@ -20,7 +20,6 @@ from fl_privacy_lib.accounting.recompute import recompute
 from fl_privacy_lib.accounting.schedules import (
     ledger_of,
     linear,
-    staircase,
     triangular,
 )
 
@@ -104,7 +103,6 @@ MANY_REPLACED = ledger_of(np.linspace(5, 15, 65), 0.01, "example", "replace_one"
         (lambda: noise_for(-1.0, lambda z: STEP, "rdp", 1e-5), ["epsilon = -1.0"]),
         (lambda: linear(0.0, 1.0, 3), ["start = 0.0"]),
         (lambda: linear(1.0, 2.0, 0), ["steps = 0"]),
-        (lambda: staircase(1.0, 2.0, 3, stairs=0), ["stairs = 0"]),
         (lambda: triangular(1.0, 2.0, 3, cycles=0), ["cycles = 0"]),
         (lambda: recompute("fed_cdp", "table_5", []), ["fed_cdp/table_5", "fed_cdp/table_6"]),
     ],

@@ -169,7 +169,7 @@ def test_schedules_start_where_they_say_and_stay_between_their_ends(a, b, steps,
     low, high = sorted((a, b))
     for values in (
         linear(a, b, steps),
-        staircase(a, b, steps, stairs=parts),
+        staircase(a, b, steps),
         exponential(a, b, steps),
         cosine(a, b, steps, cycles=parts),
         cosine_arc(high, low, steps),
@@ -188,7 +188,7 @@ def test_schedules_start_where_they_say_and_stay_between_their_ends(a, b, steps,
 def test_schedules_at_chosen_steps():
     assert exponential(8.0, 2.0, 2).tolist() == pytest.approx([8.0, 4.0])
     assert linear(10.0, 0.5, 4)[2] == pytest.approx(10 - 9.5 / 2)
-    stairs = staircase(10.0, 5.0, 1000, stairs=10)
+    stairs = staircase(10.0, 5.0, 1000)
     assert stairs[[99, 100, 299, 300]].tolist() == pytest.approx([10, 9.5, 9, 8.5])
     assert cosine(9.0, 1.0, 8, cycles=2)[[0, 2, 4, 6]].tolist() == pytest.approx([9, 5, 9, 5])
     assert triangular(1.0, 3.0, 8, cycles=2)[[2, 5, 6]].tolist() == pytest.approx([3, 2, 3])

@@ -33,18 +33,17 @@ def linear(start: float, end: float, steps: int) -> Floats:
     return start + (end - start) * _time(steps, start=start, end=end)
 
 
-def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
-    """Return the linear schedule in ``stairs`` equal stairs, [steps]; each keeps its first value.
+def staircase(start: float, end: float, steps: int) -> Floats:
+    """Return the linear schedule in ten equal stairs, [steps]; each keeps its first value.
 
     Examples
     --------
-    >>> staircase(15.0, 5.0, 4, stairs=2)
-    array([15., 15., 10., 10.])
+    >>> staircase(15.0, 5.0, 20)[:5]
+    array([15., 15., 14., 14., 13.])
     """
-    whole_number(1, stairs=stairs)
     # Whole-number arithmetic: 0.3 · 10 would fall one stair short.
-    climbed = np.arange(_time(steps, start=start, end=end).size) * stairs // steps
-    return start + (end - start) * climbed / stairs
+    climbed = np.arange(_time(steps, start=start, end=end).size) * 10 // steps
+    return start + (end - start) * climbed / 10
 
 
 def exponential(start: float, end: float, steps: int) -> Floats:

@@ -32,11 +32,6 @@ def mse(image: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.square(np.asarray(image, dtype=np.float64) - other).mean(axis=(-3, -2, -1))
 
 
-def rmse(image: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the square root of `mse`: the distance the papers name, as the name says."""
-    return np.sqrt(mse(image, other))
-
-
 def psnr(error: np.ndarray) -> np.ndarray:
     """Return the peak signal-to-noise ratio in dB, 10 log10(1/MSE), of mean squared errors.
 

@@ -11,13 +11,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, one_of, positive, refuse, whole_number
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refuse, whole_number
 
 ClientSampling = Literal["fixed", "poisson", "one_pass"]
 BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
-
-CLIENT_SAMPLINGS: tuple[ClientSampling, ...] = get_args(ClientSampling)
-BATCH_SAMPLINGS: tuple[BatchSampling, ...] = get_args(BatchSampling)
 
 # The streams of random numbers; each has its own, so that no two kinds of draw are ever correlated.
 _PARTICIPANTS, _FIXED_ORDER, _BATCHES = 0, 1, 2
@@ -121,8 +118,8 @@ class Plan:
                 ),
             }
         )
-        one_of(CLIENT_SAMPLINGS, client_sampling=self.client_sampling)
-        one_of(BATCH_SAMPLINGS, batch_sampling=self.batch_sampling)
+        one_of(get_args(ClientSampling), client_sampling=self.client_sampling)
+        one_of(get_args(BatchSampling), batch_sampling=self.batch_sampling)
         positive(local_lr=self.local_lr, server_lr=self.server_lr)
 
     @property
@@ -143,7 +140,7 @@ class Plan:
         InputError
             If there is no such round.
         """
-        self._check_exists(round=round)
+        in_range(0, self.rounds - 1, round=round)
         if self.client_sampling == "one_pass":
             epoch, place = divmod(round, self.clients // self.participants)
             order = _order(self.seed, epoch, self.clients)
@@ -179,7 +176,8 @@ class Plan:
         InputError
             If there is no such client or round, or a batch is larger than n.
         """
-        self._check_exists(client=client, round=round)
+        in_range(0, self.clients - 1, client=client)
+        in_range(0, self.rounds - 1, round=round)
         self._check_holds_a_batch(client_size)
         count, size = self.local_iterations, self.batch_size
         fixed = self.batch_sampling == "one_pass_fixed"
@@ -215,16 +213,6 @@ class Plan:
         if self.batch_sampling in ("with_replacement", "poisson"):
             return self.local_iterations
         return -(-self.local_iterations * self.batch_size // client_size)
-
-    def _check_exists(self, **values: int) -> None:
-        """Raise `InputError` unless the named client or round is one of the plan's."""
-        for name, value in values.items():
-            whole_number(0, **{name: value})
-            bound = self.clients if name == "client" else self.rounds
-            if value >= bound:
-                raise InputError(
-                    f"{name} = {value} does not exist: the plan has {name}s 0 to {bound - 1}."
-                )
 
     def _check_holds_a_batch(self, client_size: int) -> None:
         """Raise `InputError` if a client of this size has fewer examples than a batch."""

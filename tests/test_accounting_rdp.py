@@ -16,8 +16,8 @@ from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.rdp import (
     PAPER_ORDERS,
     TODAY_ORDERS,
-    epsilon_from_rdp,
     integer_rdp,
+    order_epsilons,
     rdp_curve,
     rdp_spending,
     step_rdp,
@@ -170,17 +170,14 @@ def test_replacement_bound_is_the_peers():
 
 def test_conversions():
     rdp = total_rdp(Event(0.01, 6.0, "example", "add_remove", uses=10_000), PAPER_ORDERS)
-    classic, order = epsilon_from_rdp(rdp, PAPER_ORDERS, 1e-5, "classic")
-    by_hand = {a: r + np.log(1e5) / (a - 1) for a, r in zip(PAPER_ORDERS, rdp, strict=True)}
-    assert (classic, order) == (min(by_hand.values()), min(by_hand, key=by_hand.get))
-    improved, _ = epsilon_from_rdp(rdp, PAPER_ORDERS, 1e-5, "improved")
-    assert improved == pytest.approx(
-        min(
-            r + math.log1p(-1 / a) - math.log(1e-5 * a) / (a - 1)
-            for a, r in zip(PAPER_ORDERS, rdp, strict=True)
-        )
-    )
-    assert improved < classic
+    orders = np.array(PAPER_ORDERS)
+    classic = order_epsilons(rdp, orders, 1e-5, "classic")
+    by_hand = [r + math.log(1e5) / (a - 1) for a, r in zip(PAPER_ORDERS, rdp, strict=True)]
+    assert classic == pytest.approx(by_hand, rel=1e-14)
+    improved = order_epsilons(rdp, orders, 1e-5, "improved")
+    theirs, best = peer.compute_epsilon(PAPER_ORDERS, rdp, 1e-5)
+    assert improved.min() == pytest.approx(theirs, rel=1e-14) and orders[improved.argmin()] == best
+    assert improved.min() < classic.min()
 
 
 @pytest.mark.parametrize("conversion", ["classic", "improved"])

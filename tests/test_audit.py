@@ -5,6 +5,7 @@ facts that are known.
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from fl_privacy_lib.defenses import (
 )
 from fl_privacy_lib.defenses.limits import unbounded
 from fl_privacy_lib.defenses.releases import release
-from fl_privacy_lib.sampling import BATCH_SAMPLINGS, CLIENT_SAMPLINGS, Plan
+from fl_privacy_lib.sampling import BatchSampling, ClientSampling, Plan
 
 DELTA = 1e-5
 PAPER = Plan(1000, 100, 100, 100, 5, local_lr=0.05)
@@ -74,7 +75,7 @@ def moved(plan, size, copies, client, round):
     return [sum(int(place in copies) for place in batch) for batch in batches]
 
 
-@pytest.mark.parametrize("sampling", BATCH_SAMPLINGS)
+@pytest.mark.parametrize("sampling", get_args(BatchSampling))
 @pytest.mark.parametrize(
     ("size", "iterations", "batch"), [(12, 4, 3), (10, 7, 3), (5, 3, 5), (30, 2, 4)]
 )
@@ -202,7 +203,7 @@ def test_participations_of_whole_epochs_against_all_orders(clients, taking, roun
     st.integers(1, 30),
     st.integers(1, 6),
     st.integers(1, 8),
-    st.sampled_from(CLIENT_SAMPLINGS),
+    st.sampled_from(get_args(ClientSampling)),
     st.data(),
 )
 @settings(max_examples=60, deadline=None)
@@ -215,10 +216,6 @@ def test_participations_are_a_law_with_the_right_mean(clients, holders, rounds, 
     assert distribution.sum() == pytest.approx(1)
     assert distribution @ np.arange(distribution.size) == pytest.approx(
         rounds * holders * taking / clients
-    )
-    most = audit.quantile(distribution, 0.01)
-    assert distribution[most + 1 :].sum() <= 0.01 + 1e-9 and (
-        most == 0 or distribution[most:].sum() > 0.01 - 1e-9
     )
 
 
@@ -410,7 +407,7 @@ SMALL = {
 
 @given(
     st.sampled_from(["rounds", "participants", "local_iterations"]),
-    st.sampled_from(BATCH_SAMPLINGS[:2]),
+    st.sampled_from(get_args(BatchSampling)[:2]),
     st.sampled_from(["fixed", "poisson"]),
     st.sampled_from(["example", "client"]),
     st.floats(0.5, 8.0),

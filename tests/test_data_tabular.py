@@ -380,19 +380,18 @@ def test_encoding_keeps_every_value(records):
 # --------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 99), st.floats(0, 1), st.floats(0, 1))
+@given(st.integers(1, 9), st.integers(1, 30))
 @settings(max_examples=25, deadline=None)
-def test_sparse_normal_against_the_recipe_in_loops(seed, shrink, threshold):
-    n, d = 7, 5
-    x, y = tabular.sparse_normal(n, d, np.random.default_rng(seed), shrink, threshold)
-    rng = np.random.default_rng(seed)
+def test_synthetic_records_against_the_recipe_in_loops(n, d):
+    x, y = tabular.decode_synthetic((), n, d).values()
+    rng = np.random.default_rng(SPLIT_SEED)
     dense, direction = rng.standard_normal((n, d)), rng.standard_normal(d)
     magnitude = rng.uniform(size=d)
     for i in range(n):
         assert y[i] == (sum(dense[i, j] * direction[j] for j in range(d)) > 0)
         for j in range(d):
             m = magnitude[j]
-            m = shrink * m if m <= threshold else m
+            m = 0.01 * m if m <= 0.9 else m
             assert x[i, j] == pytest.approx(dense[i, j] * m, rel=1e-6, abs=1e-30)
 
 
@@ -415,8 +414,7 @@ def test_the_synthetic_sets_follow_their_law(name, real):
 
 def test_shared_magnitudes_keep_the_classes_separable():
     """A direction with 1/magnitude on each column splits them."""
-    rng = np.random.default_rng(3)
-    x, y = tabular.sparse_normal(4000, 20, rng)
+    x, y = tabular.decode_synthetic((), 4000, 20).values()
     separated = np.linalg.lstsq(x / x.std(axis=0), 2.0 * y - 1, rcond=None)[0]
     assert (((x / x.std(axis=0)) @ separated > 0) == y).mean() > 0.97
 

@@ -22,7 +22,7 @@ from scipy import integrate, stats
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.accountants import spend
-from fl_privacy_lib.accounting.recompute import epsilon_schedule
+from fl_privacy_lib.accounting.recompute import EPSILON_SCHEDULES
 from fl_privacy_lib.accounting.schedules import ledger_of, rounded_down
 from fl_privacy_lib.audit import statement
 from fl_privacy_lib.chapters.dynamic_parameters import distinguishing, grid, run
@@ -653,7 +653,7 @@ def test_the_end_of_the_bound_may_be_given():
 @pytest.mark.parametrize("policy", ["linear", "exponential", "cyclic"])
 def test_a_training_has_the_noise_whose_budget_decides_when_it_stops(policy):
     point = Central("mnist", "dp_dynsigma", noise_scale_policy=policy, rounds=1000)
-    epsilons = epsilon_schedule(policy, 1000)
+    epsilons = EPSILON_SCHEDULES[policy](1000)
     sigma = point.defense.per_batch.noise_scale
     assert isinstance(sigma, Schedule)
     got = [sigma.at(t) * epsilons[t] for t in range(1000)]

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.gdp import gdp_delta
-from fl_privacy_lib.accounting.recompute import epsilon_schedule
+from fl_privacy_lib.accounting.recompute import EPSILON_SCHEDULES
 from fl_privacy_lib.audit.arguments import (
     mixture_epsilon,
     participations,
@@ -119,7 +119,7 @@ def test_a_falling_scale_is_that_of_table_8_times_its_level(policy, rounds, leve
     point = AlphaTraining("mnist", f"fed_alpha_cdp_sigma_{policy}", "code", rounds=rounds,
                           noise_scale=level)  # fmt: skip
     found = [point.sigma.at(t) for t in range(rounds)]
-    table_8 = math.sqrt(2 * math.log(1.25e5)) / epsilon_schedule(policy, rounds)
+    table_8 = math.sqrt(2 * math.log(1.25e5)) / EPSILON_SCHEDULES[policy](rounds)
     np.testing.assert_allclose(found, level / 6 * table_8, rtol=1e-9)
 
 

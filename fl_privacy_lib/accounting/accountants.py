@@ -8,7 +8,7 @@ import numpy as np
 from fl_privacy_lib._checks import InputError, one_of, positive
 from fl_privacy_lib.accounting.composition import Theorem, composed, composition_spending, step_sums
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
-from fl_privacy_lib.accounting.gdp import gdp_epsilon, gdp_mu, gdp_spending
+from fl_privacy_lib.accounting.gdp import gdp_spending
 from fl_privacy_lib.accounting.pld import pld_spending
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, rdp_curve, rdp_spending
 from fl_privacy_lib.accounting.zcdp import epsilon_of_rho, step_rho, zcdp_spending
@@ -34,7 +34,7 @@ _LEAST_NOISE = 1e-6
 
 
 def _theorem(name: Theorem) -> Callable[[Ledger, float], Spending]:
-    return lambda ledger, delta: composition_spending(ledger, name, step_delta=delta, slack=delta)
+    return lambda ledger, delta: composition_spending(ledger, name, delta)
 
 
 _SPEND: dict[str, Callable[[Ledger, float], Spending]] = {
@@ -99,7 +99,7 @@ def spending_curve(events: Events, accountant: Accountant, delta: float) -> Floa
     Raises
     ------
     InputError
-        As `spend`; and for ``pld``, which has no cheap answer for every prefix.
+        As `spend`; and for ``pld`` and ``gdp``, which have no cheap answer for every prefix.
 
     Examples
     --------
@@ -110,20 +110,14 @@ def spending_curve(events: Events, accountant: Accountant, delta: float) -> Floa
     one_of(ACCOUNTANTS, accountant=accountant)
     check_delta(delta=delta)
     ledger = Ledger.of(events)
-    if accountant == "pld":
+    if accountant in ("pld", "gdp"):
         raise InputError(
-            "accountant = 'pld' has no curve over the steps: use 'rdp', or spend() on "
+            f"accountant = {accountant!r} has no curve over the steps: use 'rdp', or spend() on "
             "ledger.first(steps)."
         )
     if accountant in _CURVES:
         return _CURVES[accountant](ledger, delta)
     return composed(step_sums(ledger, delta, prefixes=True), cast(Theorem, accountant), delta)
-
-
-def _gdp_curve(ledger: Ledger, delta: float) -> Floats:
-    gdp_mu(ledger)  # refuses sampled plans
-    total = np.cumsum(np.repeat(1 / np.square(ledger.noise), ledger.uses))
-    return np.array([gdp_epsilon(float(mu), delta) for mu in np.sqrt(total)])
 
 
 _CURVES: dict[str, Callable[[Ledger, float], Floats]] = {
@@ -132,7 +126,6 @@ _CURVES: dict[str, Callable[[Ledger, float], Floats]] = {
     "zcdp": lambda ledger, delta: epsilon_of_rho(
         np.cumsum(np.repeat(step_rho(ledger), ledger.uses)), delta
     ),
-    "gdp": _gdp_curve,
 }
 
 

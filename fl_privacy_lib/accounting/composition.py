@@ -6,19 +6,16 @@ no more than four sums.
 """
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from fl_privacy_lib._checks import one_of
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
+from fl_privacy_lib.accounting.events import Floats, Ledger, Spending
 
 Theorem = Literal["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"]
-THEOREMS: tuple[Theorem, ...] = get_args(Theorem)
 
-STEP_DELTA = (
-    1e-5  # δ_0 of one step in all three papers, and the slack of their composition theorems
-)
+# δ_0 of one step in all three papers, and the slack of their composition theorems
+STEP_DELTA = 1e-5
 
 
 def step_epsilon(
@@ -39,7 +36,7 @@ def step_epsilon(
     Returns
     -------
     array
-        ε_0, the shape of z. The theorem covers 0 < ε_0 < 1 only; see `textbook_failures`.
+        ε_0, the shape of z. The theorem covers 0 < ε_0 < 1 only.
 
     Notes
     -----
@@ -50,7 +47,6 @@ def step_epsilon(
     >>> print(f"{float(step_epsilon(6.0)):.5f} {float(step_epsilon(6.0, decimals=3)):.5f}")
     0.80747 0.80700
     """
-    check_delta(step_delta=step_delta)
     epsilon = np.sqrt(2 * np.log(1.25 / step_delta)) / np.asarray(
         noise_multiplier, dtype=np.float64
     )
@@ -128,8 +124,6 @@ def composed(sums: dict[str, Floats], theorem: Theorem, slack: float = STEP_DELT
     array
         ε, the shape of the sums.
     """
-    one_of(THEOREMS, theorem=theorem)
-    check_delta(slack=slack)
     root = np.sqrt(2 * math.log(1 / slack) * sums["squared"])
     spread = 2 * sums["squared"] * np.log(math.e + np.sqrt(sums["squared"]) / slack)
     bounds = {
@@ -144,55 +138,39 @@ def composed(sums: dict[str, Floats], theorem: Theorem, slack: float = STEP_DELT
 
 
 def composition_spending(
-    events: Event | Ledger,
-    theorem: Theorem,
-    step_delta: float = STEP_DELTA,
-    slack: float = STEP_DELTA,
-    decimals: int | None = None,
+    ledger: Ledger, theorem: Theorem, delta: float = STEP_DELTA, decimals: int | None = None
 ) -> Spending:
     """Return what a ledger costs under a composition theorem.
 
     Parameters
     ----------
-    events : Event, Ledger
+    ledger : Ledger
         The releases; any q_t and z_t.
     theorem : str
         See `composed`.
-    step_delta, slack : float
-        δ_0 of one step and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus δ~ unless the theorem
-        is ``base``: the result's ``composition_delta``.
+    delta : float
+        δ_0 of one step, and δ~ of the theorem. ε holds for δ = Σ q_t δ_0, plus δ~ unless the
+        theorem is ``base``: the result's ``composition_delta``.
     decimals : int, optional
         Round the step's ε_0; see `step_epsilon`.
 
     Examples
     --------
+    >>> from fl_privacy_lib.accounting.events import Event
     >>> run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
-    >>> spent = composition_spending(run, "optimal")
+    >>> spent = composition_spending(Ledger.of(run), "optimal")
     >>> print(f"{spent.epsilon:.3f} {spent.delta:g} {spent.composition_delta:g}")
     6.686 1e-05 0.00101
     """
-    ledger = Ledger.of(events)
-    sums = step_sums(ledger, step_delta, decimals)
-    delta = float(sums["delta"]) + (0.0 if theorem == "base" else slack)
-    return Spending.on(
-        ledger,
-        theorem,
-        float(composed(sums, theorem, slack)),
-        step_delta,
-        min(delta, 1.0),
-        caveats=_caveats(ledger, step_delta, delta),
-    )
-
-
-def textbook_failures(ledger: Ledger, step_delta: float = STEP_DELTA) -> int:
-    """Return the number of steps with ε_0 ≥ 1, where the textbook Gaussian bound proves nothing."""
-    return int(ledger.uses[step_epsilon(ledger.noise, step_delta) >= 1].sum())
-
-
-def _caveats(ledger: Ledger, step_delta: float, delta: float) -> dict[str, bool]:
-    failures = textbook_failures(ledger, step_delta)
-    return {
+    sums = step_sums(ledger, delta, decimals)
+    total = float(sums["delta"]) + (0.0 if theorem == "base" else delta)
+    # where ε_0 ≥ 1, the textbook Gaussian bound proves nothing
+    failures = int(ledger.uses[step_epsilon(ledger.noise, delta) >= 1].sum())
+    fails = {
         f"The textbook Gaussian bound needs ε_0 < 1, which fails at {failures} of {ledger.steps} "
         "steps.": failures > 0,
-        f"The steps' δ add up to {delta:.3g}, at least 1, so ε promises nothing.": delta >= 1,
+        f"The steps' δ add up to {total:.3g}, at least 1, so ε promises nothing.": total >= 1,
     }
+    caveats = tuple(sentence for sentence, applies in fails.items() if applies)
+    epsilon = float(composed(sums, theorem, delta))
+    return Spending(ledger, theorem, epsilon, delta, min(total, 1.0), caveats)

@@ -1,6 +1,6 @@
 """What accounting sees, noisy releases, and what it answers: an ε with its reading."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -128,19 +128,9 @@ class Ledger:
         return cls((events,) if isinstance(events, Event) else tuple(events))
 
     @property
-    def unit(self) -> Unit:
-        """Who is protected."""
-        return self.events[0].unit
-
-    @property
     def relation(self) -> Relation:
         """What neighbouring data sets differ by."""
         return self.events[0].relation
-
-    @cached_property
-    def sampling(self) -> str:
-        """The sampling of all events; several are joined by " + "."""
-        return " + ".join(sorted({event.sampling for event in self.events}))
 
     @cached_property
     def rates(self) -> Floats:
@@ -185,6 +175,10 @@ class Spending:
 
     Parameters
     ----------
+    ledger : Ledger
+        The releases: who is protected, against which change, under which sampling assumption.
+    accountant : str
+        Name as in `fl_privacy_lib.accounting.accountants.ACCOUNTANTS`.
     epsilon : float
         ε ≥ 0; ``inf`` if the accountant gives no bound.
     delta : float
@@ -192,51 +186,16 @@ class Spending:
     composition_delta : float
         The δ for which ε really holds. It differs from ``delta`` for base, advanced and optimal
         composition, which add up q·δ of every step and their own slack.
-    unit, relation, sampling : str
-        Who is protected, against which change, under which sampling assumption.
-    accountant : str
-        Name as in `fl_privacy_lib.accounting.accountants.ACCOUNTANTS`.
-    steps : int
-        Number of releases.
     caveats : tuple of str
         Conditions of the accountant's theorem that the releases do not meet, one sentence each.
     """
 
+    ledger: Ledger
+    accountant: str
     epsilon: float
     delta: float
     composition_delta: float
-    unit: Unit
-    relation: Relation
-    sampling: str
-    accountant: str
-    steps: int
     caveats: tuple[str, ...] = ()
-
-    @classmethod
-    def on(
-        cls,
-        ledger: Ledger,
-        accountant: str,
-        epsilon: float,
-        delta: float,
-        composition_delta: float | None = None,
-        caveats: Mapping[str, bool] | None = None,
-    ) -> "Spending":
-        """Return the spending of a ledger; without a ``composition_delta`` it is ``delta``.
-
-        ``caveats``: sentence → whether it applies.
-        """
-        return cls(
-            epsilon=float(epsilon),
-            delta=delta,
-            composition_delta=delta if composition_delta is None else float(composition_delta),
-            unit=ledger.unit,
-            relation=ledger.relation,
-            sampling=ledger.sampling,
-            accountant=accountant,
-            steps=ledger.steps,
-            caveats=tuple(sentence for sentence, applies in (caveats or {}).items() if applies),
-        )
 
 
 def check_delta(**deltas: float) -> None:

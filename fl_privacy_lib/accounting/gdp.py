@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fl_privacy_lib._checks import InputError, positive
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
+from fl_privacy_lib.accounting.events import Floats, Ledger, Spending, check_delta
 
 
 def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
@@ -42,7 +42,6 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     >>> [round(gdp_epsilon(uses**0.5 / 6, 1e-5), 2) for uses in (1, 10, 100)]
     [0.59, 2.11, 8.0]
     """
-    positive(mu=mu)
     check_delta(delta=delta)
     if gdp_delta(0.0, mu) <= delta:
         return 0.0
@@ -53,25 +52,19 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     )
 
 
-def gdp_mu(events: Event | Ledger) -> float:
-    """Return μ = sqrt(Σ uses/z²) of releases without sampling.
+def gdp_spending(ledger: Ledger, delta: float) -> Spending:
+    """Return the exact cost of releases without sampling: one of μ = sqrt(Σ uses/z²).
 
     Raises
     ------
     InputError
         If an event is sampled with q < 1.
     """
-    ledger = Ledger.of(events)
     if (ledger.rates < 1).any():
         raise InputError(
             f"The plan samples at q = {ledger.rates.min():g}, and a sampled Gaussian is not a "
-            "Gaussian: "
-            "use 'pld' or 'rdp', or sampling = 'none' for an adversary who sees who takes part."
+            "Gaussian: use 'pld' or 'rdp', or sampling = 'none' for an adversary who sees who "
+            "takes part."
         )
-    return math.sqrt(float(np.sum(ledger.uses / np.square(ledger.noise))))
-
-
-def gdp_spending(events: Event | Ledger, delta: float) -> Spending:
-    """Return the exact cost of releases without sampling."""
-    ledger = Ledger.of(events)
-    return Spending.on(ledger, "gdp", gdp_epsilon(gdp_mu(ledger), delta), delta)
+    mu = math.sqrt(float(np.sum(ledger.uses / np.square(ledger.noise))))
+    return Spending(ledger, "gdp", gdp_epsilon(mu, delta), delta, delta)

@@ -9,9 +9,9 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Spending
+from fl_privacy_lib.accounting.events import Floats, Ledger, Relation, Spending
 from fl_privacy_lib.accounting.gdp import gdp_delta
-from fl_privacy_lib.accounting.rdp import rdp_spending
+from fl_privacy_lib.accounting.rdp import MOST_PAIRS, rdp_spending
 
 Uses = Mapping[tuple[float, float], int]  # (q, z) → number of releases
 
@@ -24,18 +24,16 @@ _FINE = 1000
 _FINER = 8.0  # how much finer the grid becomes at a time
 _MOST_BINS = 1_000_000  # of a grid that was made finer: a second or two a distribution
 _SETTLED = 1e-3  # relative error of ε that ends the refinement
-_PAIRS = 64  # each different (q, z) is a distribution and a convolution of its own
-_TAIL = (
-    9.0  # standard deviations: what lies beyond has a mass of 1e-19 and counts as an infinite loss
-)
+# standard deviations: what lies beyond has a mass of 1e-19 and counts as an infinite loss
+_TAIL = 9.0
 
 
-def pld_spending(events: Event | Ledger, delta: float) -> Spending:
+def pld_spending(ledger: Ledger, delta: float) -> Spending:
     """Return what a ledger costs by composing privacy loss distributions.
 
     Parameters
     ----------
-    events : Event, Ledger
+    ledger : Ledger
         At most 64 different (q, z, sampling).
     delta : float
         In (0, 1).
@@ -59,22 +57,22 @@ def pld_spending(events: Event | Ledger, delta: float) -> Spending:
 
     Examples
     --------
+    >>> from fl_privacy_lib.accounting.events import Event
     >>> run = Event(0.01, 6.0, "example", "add_remove", uses=10_000)
-    >>> print(f"{pld_spending(run, 1e-5).epsilon:.3f}")
+    >>> print(f"{pld_spending(Ledger.of(run), 1e-5).epsilon:.3f}")
     0.601
     """
-    ledger = Ledger.of(events)
     totals = Counter[tuple[float, float]]()
     for event in ledger.events:
         totals[event.sampling_rate, event.noise_multiplier] += int(event.uses)
-    if len(totals) > _PAIRS:
+    if len(totals) > MOST_PAIRS:
         raise InputError(
             f"The plan has {len(totals)} different (q, z), and each needs a privacy loss "
-            f"distribution of its own: use 'rdp', or at most {_PAIRS}, for example by rounding the "
-            "noise down to a few levels."
+            f"distribution of its own: use 'rdp', or at most {MOST_PAIRS}, for example by rounding "
+            "the noise down to a few levels."
         )
-    epsilon = _refined(ledger.relation, totals, delta)
-    return Spending.on(ledger, "pld", min(epsilon, rdp_spending(ledger, delta).epsilon), delta)
+    epsilon = min(_refined(ledger.relation, totals, delta), rdp_spending(ledger, delta).epsilon)
+    return Spending(ledger, "pld", epsilon, delta, delta)
 
 
 def _refined(relation: Relation, totals: Uses, delta: float) -> float:

@@ -6,14 +6,14 @@ replacement and the improved conversion come from dp_accounting.
 """
 
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 import dp_accounting
 import numpy as np
 from dp_accounting import rdp as peer
 from scipy.special import gammaln
 
-from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 
 Conversion = Literal["classic", "improved"]
@@ -32,8 +32,9 @@ TODAY_ORDERS: Orders = (
     *(128.0, 256.0, 512.0, 1024.0),
 )
 
-_FRACTIONAL_PAIRS = 64  # the peer needs milliseconds a pair: 64 stay well below a second
-_REPLACED_PAIRS = 64  # and 0.2 s for a pair under sampling without replacement
+# (q, z) beyond which a detour is left out or refused: the peer needs milliseconds for fractional
+# orders, 0.2 s under sampling without replacement, and longer for a privacy loss distribution
+MOST_PAIRS = 64
 _CHUNK = 512  # pairs at once: a [512, 1023] table of terms stays in the cache
 
 
@@ -148,7 +149,7 @@ def _poisson(pairs: Floats, orders: Orders) -> Floats:
     columns = dict(zip(exact_orders, exact, strict=True))
     fractional = tuple(order for order in orders if order != int(order))
     left_out = np.full(len(pairs), np.inf)
-    if fractional and len(pairs) <= _FRACTIONAL_PAIRS:
+    if fractional and len(pairs) <= MOST_PAIRS:
         table = np.array([_peer_rdp(rate, noise, fractional, False) for rate, noise in pairs])
         for order, column in zip(fractional, table.T, strict=True):
             # RDP rises with the order: the whole neighbours hold the series where it runs out of
@@ -159,12 +160,11 @@ def _poisson(pairs: Floats, orders: Orders) -> Floats:
 
 
 def _replaced(pairs: Floats, orders: Orders) -> Floats:
-    if len(pairs) > _REPLACED_PAIRS:
+    if len(pairs) > MOST_PAIRS:
         raise InputError(
             f"The plan has {len(pairs)} different (q, z) under relation = 'replace_one', where "
-            "each takes a "
-            f"while: use at most {_REPLACED_PAIRS}, for example by rounding the noise down to a "
-            "few levels."
+            f"each takes a while: use at most {MOST_PAIRS}, for example by rounding the noise down "
+            "to a few levels."
         )
     plain = 0.5 * np.array(orders) / np.square(pairs[:, 1:])  # [pairs, orders]
     bound = plain.copy()
@@ -181,46 +181,26 @@ def total_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
     return ledger.uses.astype(np.float64) @ step_rdp(ledger, orders)
 
 
-def epsilon_from_rdp(
-    rdp: Floats, orders: Orders, delta: float, conversion: Conversion = "improved"
-) -> tuple[float, float]:
-    """Return the smallest ε over the orders, and the order that gives it.
+def order_epsilons(
+    rdp: Floats, order: Floats | float, delta: float, conversion: Conversion
+) -> Floats:
+    """Return what each divergence says of ε by its order; 0 or less: ε = 0 holds.
 
     Parameters
     ----------
-    rdp : array, [orders]
-        Divergences.
-    orders : tuple of float
-        Above 1.
-    delta : float
-        In (0, 1).
+    rdp, order : arrays that broadcast, orders above 1
+    delta : in (0, 1)
     conversion : {"classic", "improved"}
         ``classic``: RDP + ln(1/δ)/(α - 1), Mironov (2017), used by all three papers. ``improved``:
         RDP + ln(1 - 1/α) - ln(δα)/(α - 1), Canonne, Kamath and Steinke (2020), as in dp_accounting.
 
     Examples
     --------
-    >>> orders = (8.0, 16.0)
     >>> for name in ("classic", "improved"):
-    ...     epsilon, order = epsilon_from_rdp(np.array([0.1, 0.2]), orders, 1e-5, name)
-    ...     print(f"{epsilon:.4f} {order:g}")
-    0.9675 16
-    0.7182 16
+    ...     print(order_epsilons(np.array([0.1, 0.2]), np.array([8.0, 16.0]), 1e-5, name).round(4))
+    [1.7447 0.9675]
+    [1.3141 0.7182]
     """
-    one_of(get_args(Conversion), conversion=conversion)
-    check_delta(delta=delta)
-    if conversion == "improved":
-        epsilon, order = peer.compute_epsilon(orders, rdp, delta)
-        return float(epsilon), float(order)
-    values = order_epsilons(rdp, np.array(orders), delta, conversion)
-    best = int(np.argmin(values))
-    return float(values[best]), float(orders[best])
-
-
-def order_epsilons(
-    rdp: Floats, order: Floats | float, delta: float, conversion: Conversion
-) -> Floats:
-    """Return what each divergence says of ε by its order; 0 or less: ε = 0 holds."""
     if conversion == "classic":
         return rdp - np.log(delta) / (order - 1)
     improved = rdp + (np.log1p(-1 / order) - np.log(delta * order) / (order - 1))
@@ -229,7 +209,7 @@ def order_epsilons(
 
 
 def rdp_curve(
-    events: Event | Ledger,
+    ledger: Ledger,
     delta: float,
     orders: Orders = TODAY_ORDERS,
     conversion: Conversion = "improved",
@@ -239,7 +219,6 @@ def rdp_curve(
     The orders are gone through one by one, so that memory grows with the steps and not with their
     product.
     """
-    ledger = Ledger.of(events)
     table = step_rdp(ledger, orders)  # [events, orders]
     best = np.full(ledger.steps, np.inf)
     for column, order in zip(table.T, orders, strict=True):
@@ -265,6 +244,7 @@ def rdp_spending(
     >>> print(f"{rdp_spending(run, 1e-5, PAPER_ORDERS, 'classic').epsilon:.3f}")
     0.823
     """
+    check_delta(delta=delta)
     ledger = Ledger.of(events)
-    epsilon, _ = epsilon_from_rdp(total_rdp(ledger, orders), orders, delta, conversion)
-    return Spending.on(ledger, name, epsilon, delta)
+    each = order_epsilons(total_rdp(ledger, orders), np.array(orders), delta, conversion)
+    return Spending(ledger, name, max(0.0, float(each.min())), delta, delta)

@@ -4,18 +4,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal, cast
+from typing import cast
 
-from fl_privacy_lib._checks import InputError, one_of
+from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting import conventions as given
 from fl_privacy_lib.accounting import schedules
 from fl_privacy_lib.accounting.accountants import first_step_beyond, spend
 from fl_privacy_lib.accounting.composition import Theorem, composition_spending
-from fl_privacy_lib.accounting.conventions import CONVENTIONS, UNREPRODUCED, Convention
+from fl_privacy_lib.accounting.conventions import CONVENTIONS, Convention
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger
 
-Kind = Literal["fixed_epsilon", "other_epsilon", "target", "iterations", "rounds"]
-Outcome = Literal["agrees", "differs", "coincidence"]
 Row = Mapping[str, str]
 
 
@@ -45,11 +43,11 @@ class Cell:
     paper: str
     table: str
     keys: Row
-    kind: Kind
+    kind: str
     published: float
     ours: float
     tolerance: float
-    outcome: Outcome
+    outcome: str
     cause: str
 
 
@@ -97,11 +95,11 @@ def recompute(paper: str, table: str, rows: Iterable[Row]) -> tuple[Cell, ...]:
     return (*cells, *_targets(paper, table, rows))
 
 
-def _cell(paper: str, table: str, row: Row, kind: Kind, ours: float, tolerance: float) -> Cell:
+def _cell(paper: str, table: str, row: Row, kind: str, ours: float, tolerance: float) -> Cell:
     published = float(row["value"])
-    cause = next((entry.cause for entry in UNREPRODUCED if entry.covers(paper, table, row)), "")
+    cause = given.cause(paper, table, row)
     close = abs(ours - published) <= tolerance * (1 + 1e-9)
-    outcome: Outcome = "differs" if not close else "coincidence" if cause else "agrees"
+    outcome = "differs" if not close else "coincidence" if cause else "agrees"
     keys = {name: value for name, value in row.items() if name not in ("value", "unit")}
     return Cell(paper, table, keys, kind, published, ours, tolerance, outcome, cause)
 
@@ -126,7 +124,7 @@ def _epsilon_cell(
     rate, steps = _training(paper, row, rows)
     if policy == "fixed":
         ours = fixed_epsilon(convention, rate, steps)
-        kind: Kind = "fixed_epsilon" if _has_stated_noise(table, row) else "other_epsilon"
+        kind = "fixed_epsilon" if _has_stated_noise(table, row) else "other_epsilon"
         return _cell(paper, table, row, kind, ours, tolerance)
     prefix = _schedule(policy, given.ITERATIONS[row["dataset"]]).first(steps)
     return _cell(paper, table, row, "other_epsilon", _spent(convention, prefix), tolerance)
@@ -180,7 +178,7 @@ def _spent(convention: Convention, ledger: Ledger) -> float:
 
 
 # The ε-schedules behind the tables, from a number of steps; the cyclic one is a guess.
-_SCHEDULES: dict[str, Callable[[int], Floats]] = {
+EPSILON_SCHEDULES: dict[str, Callable[[int], Floats]] = {
     "linear": partial(schedules.linear, *given.LINEAR_EPSILON),
     "staircase": partial(schedules.staircase, *given.STAIRCASE_EPSILON),
     "exponential": partial(schedules.exponential, *given.EXPONENTIAL_EPSILON),
@@ -188,27 +186,12 @@ _SCHEDULES: dict[str, Callable[[int], Floats]] = {
 }
 
 
-def epsilon_schedule(policy: str, steps: int) -> Floats:
-    """Return the ε-schedule behind the tables for a policy, [steps]; the cyclic one is a guess.
-
-    Examples
-    --------
-    >>> for policy in ("linear", "staircase", "exponential"):
-    ...     print(f"{epsilon_schedule(policy, 10_000).mean():.4f}")
-    0.8074
-    0.8075
-    0.7897
-    """
-    one_of(_SCHEDULES, policy=policy)
-    return _SCHEDULES[policy](steps)
-
-
 @lru_cache(maxsize=32)
 def _schedule(policy: str, steps: int) -> Ledger:
     """Return the releases under a schedule of the noise scale; 'fixed': σ = 6 throughout."""
     if policy == "fixed":
         return _fixed_run(given.EXAMPLE_RATE, steps)
-    noise = schedules.noise_of_epsilon(epsilon_schedule(policy, steps), given.DELTA)
+    noise = schedules.noise_of_epsilon(EPSILON_SCHEDULES[policy](steps), given.DELTA)
     return schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove")
 
 
@@ -243,7 +226,7 @@ def _stopping_cell(paper: str, table: str, row: Row, columns: Mapping[str, Conve
         stop = _stop(row["noise_scale_policy"], length, convention, budget)
         return _cell(paper, table, row, "iterations", stop, 1.0)
     policy = row["method"].removeprefix("fed_alpha_cdp_sigma_")
-    stop = _stop(policy if policy in _SCHEDULES else "fixed", length, convention, budget)
+    stop = _stop(policy if policy in EPSILON_SCHEDULES else "fixed", length, convention, budget)
     return _cell(paper, table, row, "rounds", math.ceil(stop / given.LOCAL_ITERATIONS), 0.0)
 
 
@@ -251,12 +234,11 @@ def _targets(paper: str, table: str, rows: Sequence[Row]) -> Iterator[Cell]:
     """Yield a cell for each budget in a header: the cost of the fixed run in earlier tables."""
     spending = CONVENTIONS["dynamic_parameters", "table_5"]
     keys = {  # one for each column of a data set
-        (row["dataset"], row.get("accounting", "moments_accountant")): _budget(row)
+        (row["dataset"], row.get("accounting", "moments_accountant")): printed
         for row in rows
-        if _budget(row) is not None
+        if (printed := _budget(row)) is not None
     }
     for (dataset, column), printed in keys.items():
-        assert printed is not None
         ours = fixed_epsilon(spending[column], given.EXAMPLE_RATE, _full_run(paper, dataset))
         header = {"dataset": dataset, "accounting": column, "metric": "target_epsilon"}
         row = header | {"value": printed}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, positive, whole_number
+from fl_privacy_lib._checks import positive, refuse, whole_number
 from fl_privacy_lib.accounting.composition import STEP_DELTA, step_epsilon
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Sampling, Unit
 
@@ -33,18 +33,17 @@ def linear(start: float, end: float, steps: int) -> Floats:
     return start + (end - start) * _time(steps, start=start, end=end)
 
 
-def staircase(start: float, end: float, steps: int, stairs: int = 10) -> Floats:
-    """Return the linear schedule in ``stairs`` equal stairs, [steps]; each keeps its first value.
+def staircase(start: float, end: float, steps: int) -> Floats:
+    """Return the linear schedule in ten equal stairs, [steps]; each keeps its first value.
 
     Examples
     --------
-    >>> staircase(15.0, 5.0, 4, stairs=2)
-    array([15., 15., 10., 10.])
+    >>> staircase(15.0, 5.0, 20)[:5]
+    array([15., 15., 14., 14., 13.])
     """
-    whole_number(1, stairs=stairs)
     # Whole-number arithmetic: 0.3 · 10 would fall one stair short.
-    climbed = np.arange(_time(steps, start=start, end=end).size) * stairs // steps
-    return start + (end - start) * climbed / stairs
+    climbed = np.arange(_time(steps, start=start, end=end).size) * 10 // steps
+    return start + (end - start) * climbed / 10
 
 
 def exponential(start: float, end: float, steps: int) -> Floats:
@@ -59,22 +58,19 @@ def exponential(start: float, end: float, steps: int) -> Floats:
     return start * (end / start) ** time
 
 
-def triangular(low: float, high: float, steps: int, cycles: int = 1, decay: float = 1.0) -> Floats:
+def triangular(low: float, high: float, steps: int, cycles: int = 1) -> Floats:
     """Return a triangular wave, [steps]: each cycle rises from ``low`` and falls back to it.
 
-    The cyclic policy of the dynamic-parameters paper; the n-th cycle (from 0) is (high - low) ·
-    decay^n high.
+    The cyclic policy of the dynamic-parameters paper, without a decay of the cycles.
 
     Examples
     --------
-    >>> triangular(1.0, 5.0, 8, cycles=2, decay=0.5)
-    array([1., 3., 5., 3., 1., 2., 3., 2.])
+    >>> triangular(1.0, 5.0, 8, cycles=2)
+    array([1., 3., 5., 3., 1., 3., 5., 3.])
     """
     whole_number(1, cycles=cycles)
-    phase = _time(steps, low=low, high=high, decay=decay) * cycles
-    cycle = np.floor(phase)
-    wave = 1 - np.abs(2 * (phase - cycle) - 1)
-    return low + (high - low) * wave * decay**cycle
+    phase = _time(steps, low=low, high=high) * cycles % 1
+    return low + (high - low) * (1 - np.abs(2 * phase - 1))
 
 
 def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
@@ -99,14 +95,12 @@ def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
 def cosine_arc(start: float, end: float, steps: int) -> Floats:
     """Return start · cos(φ t/T) with φ = arccos(end/start), [steps].
 
-    The single arc that Fed-alphaCDP's public code has under the name of a cyclic policy.
+    The single arc, from the larger value to the smaller, that Fed-alphaCDP's public code has under
+    the name of a cyclic policy.
     """
-    positive(start=start, end=end)
-    if end > start:
-        raise InputError(
-            f"end = {end} is above start = {start}, and a cosine arc only falls: swap the two."
-        )
-    return start * np.cos(math.acos(end / start) * _time(steps))
+    time = _time(steps, start=start, end=end)
+    refuse({f"end = {end} is above start = {start}, and an arc only falls: swap.": end > start})
+    return start * np.cos(math.acos(end / start) * time)
 
 
 def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats:
@@ -117,9 +111,6 @@ def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats
     >>> noise_of_epsilon(np.array([0.30747, 1.30747])).round(2)
     array([15.76,  3.71])
     """
-    epsilons = np.asarray(epsilons, dtype=np.float64)
-    if epsilons.size == 0 or not (np.isfinite(epsilons).all() and (epsilons > 0).all()):
-        raise InputError("epsilons must be at least one finite number, all greater than 0.")
     return step_epsilon(epsilons, step_delta)  # the bound is its own inverse: z ε = const
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
+from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending
 
 
 def step_rho(ledger: Ledger) -> Floats:
@@ -25,31 +25,29 @@ def epsilon_of_rho(rho: Floats | float, delta: float) -> Floats:
     >>> print(f"{float(epsilon_of_rho(10_000 * 0.01**2 / 6**2, 1e-5)):.4f}")
     1.1588
     """
-    check_delta(delta=delta)
     return np.asarray(rho + 2 * np.sqrt(np.asarray(rho) * math.log(1 / delta)))
 
 
-def zcdp_spending(events: Event | Ledger, delta: float) -> Spending:
+def zcdp_spending(ledger: Ledger, delta: float) -> Spending:
     """Return what a ledger costs by zCDP; the caveats say which conditions of the theorem fail.
 
     Where σ < 1, the bound on a sampled step is not merely unproved but too small, often by far.
     """
-    ledger = Ledger.of(events)
     rho = float(np.sum(step_rho(ledger) * ledger.uses))
     epsilon = float(epsilon_of_rho(rho, delta))
-    return Spending.on(ledger, "zcdp", epsilon, delta, caveats=_caveats(ledger, rho, delta))
+    return Spending(ledger, "zcdp", epsilon, delta, delta, _caveats(ledger, rho, delta))
 
 
-def _caveats(ledger: Ledger, rho: float, delta: float) -> dict[str, bool]:
-    """Return the conditions of Abadi et al. (2016), lemma 3 → whether they fail."""
+def _caveats(ledger: Ledger, rho: float, delta: float) -> tuple[str, ...]:
+    """Return the conditions of Abadi et al. (2016), lemma 3, that fail."""
     if not ledger.sampled.any():
-        return {}
+        return ()
     failures, steps = sampling_condition_failures(ledger), ledger.steps
     low = int(ledger.uses[ledger.sampled & (ledger.noise < 1)].sum())
     order = 1 + math.sqrt(math.log(1 / delta) / rho)
     q, z = ledger.rates[ledger.sampled], ledger.noise[ledger.sampled]
     reach = 1 + max(0.0, float(np.min(np.square(z) * -np.log(q * z))))
-    return {
+    fails = {
         f"The theorem needs q < 1/(16σ), which fails at {failures} of {steps} steps.": failures > 0,
         f"The theorem needs σ ≥ 1, which fails at {low} of {steps} steps: ε may be far too "
         "small.": low > 0,
@@ -57,6 +55,7 @@ def _caveats(ledger: Ledger, rho: float, delta: float) -> dict[str, bool]:
             order > reach
         ),
     }
+    return tuple(sentence for sentence, applies in fails.items() if applies)
 
 
 def sampling_condition_failures(events: Event | Ledger) -> int:

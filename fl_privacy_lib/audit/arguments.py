@@ -149,13 +149,6 @@ def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
     )
 
 
-def quantile(probabilities: Floats, tail: float) -> int:
-    """Return the least number that is exceeded with probability at most ``tail``."""
-    check_delta(tail=tail)
-    above = 1 - np.cumsum(probabilities)
-    return int(np.argmax(above <= tail))
-
-
 def visible_participation(
     epsilon: float, rate: float, noise_multiplier: float
 ) -> tuple[float, float]:
@@ -307,5 +300,4 @@ def shared_in_a_round(clients: int, participants: int, holders: int) -> float:
     >>> round(shared_in_a_round(1000, 100, 10), 2), shared_in_a_round(100, 10, 1)
     (0.26, 0.0)
     """
-    distribution = hypergeom(clients, holders, participants)
-    return float(max(0.0, 1 - np.sum(distribution.pmf([0, 1]))))
+    return float(hypergeom.sf(1, clients, holders, participants))

@@ -25,7 +25,6 @@ from fl_privacy_lib.audit.arguments import (
     global_rate,
     mixture_epsilon,
     participations,
-    quantile,
     weighted_participations,
 )
 from fl_privacy_lib.audit.local import (
@@ -39,8 +38,8 @@ from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, events, release
 from fl_privacy_lib.defenses.selection import Selection
 from fl_privacy_lib.sampling import Plan
 
-_TYPES = {"example": "type 2, inside the client", "update": "type 1, at the client's exit",
-          "received": "type 0, at the server"}  # fmt: skip
+_TYPES = {"example": " (type 2, inside the client)", "update": " (type 1, at the client's exit)",
+          "received": " (type 0, at the server)"}  # fmt: skip
 PAPER, PROOF = "as the paper counts", "what can be proved"
 
 
@@ -72,13 +71,6 @@ class Statement:
     accountant: str
     adversary: str
     reasons: tuple[Reason, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.reading}: ε = {self.epsilon:.4g} at δ = {self.delta:.3g} for one {self.unit} "
-            f"({self.relation}); "
-            f"sampling: {self.sampling}; accountant: {self.accountant}; against {self.adversary}"
-        )
 
 
 @dataclass(frozen=True)
@@ -136,9 +128,9 @@ def statement(
     one_of(RELATIONS, relation=relation)
     one_of(TAPS, tap=tap)
     refuse_local_reports(defense, tap)
-    paper = _as_counted(defense, plan, holding, delta, unit)
     return Statements(
-        paper, _proved(defense, plan, holding, delta, unit, relation, tap, sensitivity)
+        paper=_as_counted(defense, plan, holding, delta, unit),
+        proved=_proved(defense, plan, holding, delta, unit, relation, tap, sensitivity),
     )
 
 
@@ -201,10 +193,8 @@ def _proved(
     tap: str,
     sensitivity: str | None,
 ) -> Statement:
-    place = (
-        f"who reads every '{tap}' ({_TYPES[tap]})" if tap in _TYPES else f"who reads every '{tap}'"
-    )
-    whom = f"{place} and sees who takes part, and all who see less"
+    who = f"who reads every '{tap}'{_TYPES.get(tap, '')}"
+    whom = f"{who} and sees who takes part, and all who see less"
     why = unbounded(defense, tap, sensitivity)
     if why is not None:
         return Statement(PROOF, math.inf, delta, unit, relation, "none", "none", whom, (why,))
@@ -230,20 +220,18 @@ def _proved(
         PROOF, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons
     )
     inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap, distribution)
-    if inner is not None and inner.epsilon < proof.epsilon:
-        argument = (
-            f"each batch is drawn anew from the client's {holding.client_size} examples, at rate "
-            "B/n."
-        )
-        proof = replace(
-            proof,
-            epsilon=inner.epsilon,
-            accountant=f"{inner.accountant} over participations",
-            sampling=f"clients {plan.client_sampling}; batches {plan.batch_sampling}, amplified "
-            "at rate B/n",
-            reasons=(*reasons, ("sampling inside a participation", argument)),
-        )
-    return proof
+    if inner is None or inner.epsilon >= proof.epsilon:
+        return proof
+    size = holding.client_size
+    anew = f"each batch is drawn anew from the client's {size} examples, at rate B/n."
+    return replace(
+        proof,
+        epsilon=inner.epsilon,
+        accountant=f"{inner.accountant} over participations",
+        sampling=f"clients {plan.client_sampling}; batches {plan.batch_sampling}, amplified at "
+        "rate B/n",
+        reasons=(*reasons, ("sampling inside a participation", anew)),
+    )
 
 
 def _batches_drawn_anew(
@@ -263,16 +251,13 @@ def _batches_drawn_anew(
     """
     bound: Relation = "replace_one" if plan.batch_sampling == "with_replacement" else relation
     certain = np.count_nonzero(distribution) == 1  # and then nothing of δ goes to it
-    most = quantile(distribution, delta / 2)
+    most = int(np.argmax(1 - np.cumsum(distribution) <= delta / 2))
     if most == 0:
         return None
     drawn = events(defense, plan, holding, unit=unit, relation=bound, tap=tap, participations=most)
     if drawn[0].sampling == "none":
         return None
     return spend(drawn, "pld", delta if certain else delta / 2)
-
-
-_SERVER = "the server, and all who see what it receives"
 
 
 def local_statement(
@@ -316,9 +301,16 @@ def local_statement(
     unit: Unit = "local_report" if epochs == 1 else "client"
 
     def state(reading: str, epsilon: float, *why: Reason) -> Statement:
-        accountant = "sequential composition"
         return Statement(
-            reading, epsilon, 0.0, unit, "replace_one", "none", accountant, _SERVER, why
+            reading,
+            epsilon,
+            delta=0.0,
+            unit=unit,
+            relation="replace_one",
+            sampling="none",
+            accountant="sequential composition",
+            adversary="the server, and all who see what it receives",
+            reasons=why,
         )
 
     return Statements(

@@ -49,17 +49,11 @@ def _is_archive(name: str) -> bool:
     return False
 
 
-def _missing_files(spec: Spec, root: Path) -> str:
-    """Return the first file that is not in the data folder, and how many more there are."""
-    first, *others = missing(spec.layouts, root)
-    return f"{first} (and {len(others)} more)" if others else first
-
-
 def _absent(name: str, spec: Spec, root: Path) -> InputError:
     """Return the error for files that are not in the data folder: which, where, and what to do."""
     folder = f"the data folder {root}" + ("" if root.is_dir() else ", which does not exist")
     return InputError(
-        f"{spec.title} needs {_missing_files(spec, root)}, not found in {folder}: put it there, "
+        f"{spec.title} needs {missing(spec.layouts, root)}, not found in {folder}: put it there, "
         "set FL_PRIVACY_DATA to a folder that holds it, or download it with "
         f'fl_privacy_lib.data.fetch("{name}", folder).'
     )
@@ -123,7 +117,7 @@ def _check_files(name: str, root: Path) -> tuple[Layout, list[Path], str]:
 
 
 def verify(name: str, root: Path) -> None:
-    """Check in a second or two, without decoding it, that a data set can be loaded.
+    """Check in a second or two that a data set can be loaded.
 
     Parameters
     ----------
@@ -137,10 +131,10 @@ def verify(name: str, root: Path) -> None:
     InputError
         If the name is unknown, a file is missing, cannot be read, or has another checksum than the
         published one (of CIFAR-10's Parquet files `load` compares the content); for ``npz:PATH``,
-        if it is no archive or lacks one of the four arrays.
+        if anything is malformed in the arrays.
     """
     if _is_archive(name):
-        npz.verify(npz.path_of(name, root))
+        npz.read(npz.path_of(name, root))
     else:
         _check_files(name, root)
 
@@ -166,10 +160,10 @@ def fetch(name: str, root: Path) -> None:
     if available(name, root):
         return
     if _is_archive(name):
-        return npz.verify(npz.path_of(name, root))
+        return verify(name, root)
     spec = DATASETS[name]
     if spec.fetch:
-        with network(spec.title, _missing_files(spec, root), root):
+        with network(spec.title, missing(spec.layouts, root), root):
             spec.fetch(root)
     if not available(name, root):
         raise _absent(name, spec, root)

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.data.files import Arrays, read_bytes
-
-FOUR = ("train_images", "train_labels", "test_images", "test_labels")
+from fl_privacy_lib.data.files import FOUR, Arrays, read_bytes
 
 # How many of CIFAR-10's images are known here, in the published order, and the SHA-256 of their
 # pixels and labels.

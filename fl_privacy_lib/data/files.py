@@ -15,6 +15,9 @@ from fl_privacy_lib._files import atomic_file
 
 Arrays = dict[str, np.ndarray]
 
+# What a decoder of images that are cut already returns.
+FOUR = ("train_images", "train_labels", "test_images", "test_labels")
+
 # Part of every fingerprint: raise it when a decoder changes, so that older cache files are left
 # alone.
 CACHE_FORMAT = 1
@@ -100,8 +103,8 @@ def find(layouts: Sequence[Layout], root: Path) -> tuple[Layout, list[LocatedFil
     return None
 
 
-def missing(layouts: Sequence[Layout], root: Path) -> list[str]:
-    """Return the files, by their first form, that the most nearly complete layout lacks."""
+def missing(layouts: Sequence[Layout], root: Path) -> str:
+    """Return the first file that the most nearly complete layout lacks, and how many more."""
     lacking = [
         [
             forms[0][0]
@@ -117,7 +120,8 @@ def missing(layouts: Sequence[Layout], root: Path) -> list[str]:
         for paths, layout in zip(lacking, layouts, strict=True)
         if len(paths) < len(layout.files)
     ]
-    return min(begun or lacking[:1], key=len)
+    first, *others = min(begun or lacking[:1], key=len)
+    return f"{first} (and {len(others)} more)" if others else first
 
 
 def check(files: Sequence[LocatedFile]) -> str:

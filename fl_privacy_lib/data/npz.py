@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from fl_privacy_lib._checks import InputError, refuse
-from fl_privacy_lib.data.files import is_file, reading
+from fl_privacy_lib.data.files import FOUR, is_file, reading
 from fl_privacy_lib.data.splits import unit_range
 
 PREFIX = "npz:"
-KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def path_of(name: str, root: Path) -> Path:
@@ -33,20 +32,15 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
         raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise InputError(
-            f"{path} holds a single array; write it with numpy.savez, with {', '.join(KEYS)}."
+            f"{path} holds a single array; write it with numpy.savez, with {', '.join(FOUR)}."
         )
-    lacking = [key for key in KEYS if key not in archive.files]
+    lacking = [key for key in FOUR if key not in archive.files]
     if lacking:
         raise InputError(
             f"{path} lacks the array {lacking[0]}: it holds {', '.join(archive.files) or 'nothing'}"
-            f", and needs {', '.join(KEYS)}."
+            f", and needs {', '.join(FOUR)}."
         )
     return archive
-
-
-def verify(path: Path) -> None:
-    """Raise `InputError` unless path is a readable archive that lists the four arrays."""
-    _open(path).close()
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -65,7 +59,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """
     arrays = {}
     with _open(path) as archive:
-        for key in KEYS:
+        for key in FOUR:
             try:
                 arrays[key] = archive[key]
             except Exception as error:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fl_privacy_lib.data import decoders, download, scattering, splits, tabular
-from fl_privacy_lib.data.files import Arrays, Form, Layout
+from fl_privacy_lib.data.files import Arrays, Layout
 from fl_privacy_lib.data.splits import About, Parts
 
 
@@ -35,11 +35,6 @@ class Spec(About):
     layouts: tuple[Layout, ...]
     build: Callable[[Arrays], Parts]
     fetch: Callable[[Path], None] | None = None
-
-
-def _idx(path: str, compressed: str, plain: str) -> tuple[Form, ...]:
-    """Return the two forms of an idx file with their SHA-256."""
-    return (f"{path}.gz", f"sha256:{compressed}"), (path, f"sha256:{plain}")
 
 
 def _layout(
@@ -151,7 +146,10 @@ def _idx_images(
     **about: Any,
 ) -> Spec:
     """Return a set of 70,000 images in the layout of MNIST."""
-    files = tuple(_idx(f"{folder}/raw/{name}", *both) for name, both in sums.items())
+    files = tuple(
+        ((f"{folder}/raw/{name}.gz", f"sha256:{gz}"), (f"{folder}/raw/{name}", f"sha256:{plain}"))
+        for name, (gz, plain) in sums.items()
+    )
     return Spec(
         title=title,
         kind="image",

@@ -167,33 +167,24 @@ def build_adult_123(arrays: Arrays) -> Parts:
     return cut_three_to_one(x, arrays["y"], ("<=50K", ">50K"))
 
 
-def sparse_normal(
-    records: int,
-    columns: int,
-    rng: np.random.Generator,
-    shrink: float = 0.01,
-    threshold: float = 0.9,
-) -> tuple[np.ndarray, np.ndarray]:
+def decode_synthetic(paths: Sequence[Path], records: int, columns: int) -> Arrays:
     """Draw records of which most entries are small, and labels from what they were before.
 
-    Dense records are standard normal; a random direction splits them into two classes. Each column
-    is then multiplied by a magnitude, uniform in [0, 1]; a magnitude up to the threshold is first
-    multiplied by shrink.
+    Dense records are standard normal, from `SPLIT_SEED`; a random direction splits them into two
+    classes. Each column is then multiplied by a magnitude, uniform in [0, 1]; a magnitude up to
+    C2 = 0.9 is first multiplied by C1 = 0.01. No file is read.
 
     Parameters
     ----------
+    paths : none
     records, columns : int
         N and d.
-    rng : numpy.random.Generator
-    shrink, threshold : float
-        C1 and C2, each in [0, 1].
 
     Returns
     -------
-    x : ndarray of float32, [N, d]
-        Not scaled: nearly all entries lie in [-5, 5].
-    y : ndarray of uint8, [N]
-        1 on the positive side of the direction, else 0.
+    dict
+        ``x`` float32 [N, d], not scaled: nearly all entries lie in [-5, 5]; ``y`` uint8 [N]: 1 on
+        the positive side of the direction, else 0.
 
     Notes
     -----
@@ -203,21 +194,16 @@ def sparse_normal(
 
     Examples
     --------
-    >>> x, y = sparse_normal(2000, 100, np.random.default_rng(0))
-    >>> int((x.std(axis=0) > 0.5).sum()), int((x.std(axis=0) < 0.02).sum())
-    (7, 93)
+    >>> deviation = decode_synthetic((), 2000, 100)["x"].std(axis=0)
+    >>> int((deviation > 0.5).sum()), int((deviation < 0.02).sum())
+    (6, 94)
     """
+    rng = np.random.default_rng(SPLIT_SEED)
     x = rng.standard_normal((records, columns))  # [N, d]
     y = x @ rng.standard_normal(columns) > 0
     magnitude = rng.uniform(size=columns)
-    x *= np.where(magnitude <= threshold, shrink * magnitude, magnitude)
-    return x.astype(np.float32), y.astype(np.uint8)
-
-
-def decode_synthetic(paths: Sequence[Path], records: int, columns: int) -> Arrays:
-    """Return x [records, columns] and y [records], drawn from `SPLIT_SEED`; no file is read."""
-    x, y = sparse_normal(records, columns, np.random.default_rng(SPLIT_SEED))
-    return {"x": x, "y": y}
+    x *= np.where(magnitude <= 0.9, 0.01 * magnitude, magnitude)
+    return {"x": x.astype(np.float32), "y": y.astype(np.uint8)}
 
 
 def build_synthetic(arrays: Arrays) -> Parts:

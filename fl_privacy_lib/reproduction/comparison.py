@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fl_privacy_lib.accounting.conventions import UNREPRODUCED
+from fl_privacy_lib.accounting import conventions
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import comparable, keys_of
 from fl_privacy_lib.reproduction.records import META, read_record
@@ -186,7 +186,7 @@ def compare(
         asked = row["measured_as"]
         answers = [c for c in of_keys.get(tuple(row[k] for k in keys), []) if asked in c]
         answered |= {id(cell) for cell in answers}
-        understood = not any(entry.covers(paper, name, row) for entry in UNREPRODUCED)
+        understood = not conventions.cause(paper, name, row)
         pairs += [Comparison(row, c, _outcome(row, c, understood)) for c in answers] or [
             Comparison(row, None)
         ]

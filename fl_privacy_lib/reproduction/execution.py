@@ -12,7 +12,7 @@ from typing import Any
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
-from fl_privacy_lib.data import DATASETS, available, fetch, first_available, load, verify
+from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
 from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.settings import Settings
@@ -71,9 +71,6 @@ def resolved(settings: Settings) -> Settings:
     for dataset in dict.fromkeys((name, batch)):
         fetch(dataset, root)
         verify(dataset, root)
-        # a reader's own arrays are read now: a fault in them shows before the work
-        if dataset.startswith("npz:"):
-            load(dataset, root)
         if settings.needs_images and dataset in DATASETS and DATASETS[dataset].kind != "image":
             raise InputError(
                 f"dataset = {dataset!r} has no images to reconstruct: "

@@ -13,7 +13,7 @@ from scipy.stats import gamma
 from fl_privacy_lib import audit
 from fl_privacy_lib.accounting import conventions as given
 from fl_privacy_lib.accounting import schedules
-from fl_privacy_lib.accounting.accountants import Accountant, Events, spend
+from fl_privacy_lib.accounting.accountants import Accountant, spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
 from fl_privacy_lib.chapters.counting_privacy.local_sampling import (
@@ -256,7 +256,7 @@ def readings() -> list[Case]:
     replaced = Event(0.01, 3.0, "example", "replace_one", uses=10_000, sampling="fixed")
     rounds, copies = (replace(run, sampling_rate=0.1, uses=uses) for uses in (100, 1_000))
     moments: Accountant = "moments_accountant"
-    listed: list[tuple[str, str, Events, Accountant, str]] = [
+    listed: list[tuple[str, str, Event, Accountant, str]] = [
         ("as published", "the papers' orders and conversion", run, moments,
          "computed as published"),
         ("today's conversion", "Rényi orders and conversion of today", run, "rdp", _IF_DRAWN),
@@ -273,8 +273,8 @@ def readings() -> list[Case]:
     inside = audit.statement(coded, plan, Holding(50_000, 500, 1), **at).proved
     everything = audit.statement(coded, plan, all_copies, relation="replace_one", **at).proved
     return [
-        Case("same_training", name, claimed, spent.epsilon, relation=spent.relation,
-             sampling=spent.sampling, accountant=accountant,
+        Case("same_training", name, claimed, spent.epsilon, relation=event.relation,
+             sampling=event.sampling, accountant=accountant,
              setting={"change": change, "standing": standing})
         for name, change, event, accountant, standing in listed
         for spent in (spend(event, accountant, DELTA),)

@@ -26,7 +26,13 @@ from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.loading import content_of, only_available
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress, time_left
-from fl_privacy_lib.reproduction.records import MeasuredTable, Values, finished_point, point_path
+from fl_privacy_lib.reproduction.records import (
+    MeasuredTable,
+    Values,
+    finished_point,
+    point_path,
+    rows_of,
+)
 
 Result = dict[str, np.ndarray]
 CPU = torch.device("cpu")
@@ -226,7 +232,7 @@ def _record_rows(
 ) -> None:  # fmt: skip
     record = record_of(part.table, rows[0].key, folder)
     recorded = record.frame()
-    missing = [row for row in rows if not is_recorded(record, row, recorded)]
+    missing = [row for row in rows if not is_recorded(recorded, row)]
     done = len(rows) - len(missing)
     report_progress(f"{part.table}: {done} of {len(rows)} points are recorded already")
     points = [point for row in missing for point in row.points]
@@ -246,10 +252,7 @@ def record_of(table: str, key: dict[str, Any], folder: Path = MEASURED) -> Measu
     return MeasuredTable(folder / f"{table}.csv", keys)
 
 
-def is_recorded(record: MeasuredTable, row: Row, frame: pd.DataFrame) -> bool:
-    """Return whether the record has a row; of a computed one, whether it has all of its metrics.
-
-    `frame` is the record as it was read once for all rows.
-    """
-    metrics = set(record.rows_of(row.key, frame)["metric"])
+def is_recorded(frame: pd.DataFrame, row: Row) -> bool:
+    """Return whether a record has a row; of a computed one, whether it has all of its metrics."""
+    metrics = set(rows_of(frame, row.key)["metric"])
     return set(row.values([])) <= metrics if not row.points else bool(metrics)

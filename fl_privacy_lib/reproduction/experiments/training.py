@@ -150,11 +150,10 @@ class Training:
 
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training."""
-        counts = (
+        return Plan(
             self.clients, self.participants, rounds or self.rounds, self.local_iterations,
-            self.batch_size,
+            self.batch_size, local_lr=self.local_lr, seed=seed,
         )  # fmt: skip
-        return Plan(*counts, local_lr=self.local_lr, seed=seed)
 
 
 def point_of(row: Any, kind: type[Training] = Training) -> Any:

@@ -36,8 +36,9 @@ class Table:
     def html(self) -> str:
         """Return the table as HTML."""
         # a corner without a word is no header
-        heads = (f'<th scope="col">{escape(c)}</th>' if c else "<td></td>" for c in self.columns)
-        head = "".join(heads)
+        head = "".join(
+            f'<th scope="col">{escape(c)}</th>' if c else "<td></td>" for c in self.columns
+        )
         body = "".join(
             f"<tr>{''.join(_cell(c, i) for i, c in enumerate(row))}</tr>" for row in self.rows
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from fl_privacy_lib.reproduction.records import Values
 from fl_privacy_lib.sampling import Plan
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """What one seed's adversary observes, and the images behind it, which only scoring reads."""
 
     model: nn.Module

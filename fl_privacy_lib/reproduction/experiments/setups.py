@@ -1,7 +1,7 @@
 """The papers' set-ups: who holds which examples, in which batches, on which network."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from fl_privacy_lib.data import Dataset, Partition, full_copies, iid, some_class
 Split = Callable[[Dataset, int, np.random.Generator], Partition]
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(NamedTuple):
     """A column of Fed-CDP's Table I. L is 100 throughout.
 
     Parameters

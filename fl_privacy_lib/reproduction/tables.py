@@ -42,10 +42,10 @@ class Table:
         body = "".join(
             f"<tr>{''.join(_cell(c, i) for i, c in enumerate(row))}</tr>" for row in self.rows
         )
-        table = (
-            f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        return (
+            '<div class="table-scroll"><table class="dataframe">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
-        return f'<div class="table-scroll">{table}</div>'
 
     _repr_html_ = html
 

@@ -104,7 +104,7 @@ def _dispatch(options: argparse.Namespace) -> int:
         case "lab":
             return _open_copy(options.chapter)
         case "times":
-            from fl_privacy_lib.reproduction.timing import measure_times
+            from fl_privacy_lib.reproduction.execution import measure_times
 
             measure_times([chapter(name) for name in options.chapters or CHAPTERS])
         case "book":

@@ -187,20 +187,20 @@ def test_what_is_stored_of_the_data_is_what_a_split_gives(dataset, clients):
     assert known.examples == setup_of(dataset).examples
     if not available(dataset, paths.data_root()):
         pytest.skip(f"the files of {dataset} are not here")
-    labels = loading.labelled(dataset)
-    split = setup_of(dataset).split(labels, clients, np.random.default_rng([0, 1]))
+    data = loading.load_cached(dataset, train_only=False)
+    split = setup_of(dataset).split(data, clients, np.random.default_rng([0, 1]))
     assert known == Holding.of(split, spending.TENSORS)
-    shares = np.bincount(labels.validation_y) / len(labels.validation_y)
+    shares = np.bincount(data.validation_y) / len(data.validation_y)
     assert fed_cdp_rows.GUESSES[dataset] == pytest.approx(shares.max(), abs=1e-12)
 
 
 def test_records_show_their_epsilon_without_the_data(monkeypatch):
     """Every recorded private training has an ε that needs no file, and every table its guess."""
 
-    def absent(name):
+    def absent(name, *_):
         raise AssertionError(f"the files of {name} were asked for")
 
-    monkeypatch.setattr(spending, "labelled", absent)
+    monkeypatch.setattr(spending, "load", absent)
     spending.holding.cache_clear()
     for table in ("table_1", "table_2", "table_4", "table_5", "variants"):
         for cell in comparison.cells(measured(f"fed_cdp/{table}")):
@@ -208,7 +208,7 @@ def test_records_show_their_epsilon_without_the_data(monkeypatch):
             assert spending.holding(point.dataset, point.clients).examples > 0
             assert point.dataset.removesuffix("_z") in fed_cdp_rows.GUESSES
     spending.holding.cache_clear()
-    digits = np.bincount(loading.labelled("digits").validation_y)
+    digits = np.bincount(loading.load_cached("digits", train_only=False).validation_y)
     assert fed_cdp_rows.GUESSES["digits"] == digits.max() / digits.sum()
 
 
@@ -345,20 +345,6 @@ def test_the_break_even_noise_makes_the_ratio_one():
 def sources():
     return [("".join(c["source"]), c["metadata"].get("tags", []))
             for c in json.loads(PAGE.read_text())["cells"] if c["cell_type"] == "code"]  # fmt: skip
-
-
-def test_a_split_needs_labels_alone():
-    for name in ("cancer", "digits"):
-        whole, part = loading.load_cached(name, train_only=False), loading.labelled(name)
-        assert not len(part.train_x) and part.example_shape == whole.example_shape
-        for kind in ("train", "validation", "test"):
-            np.testing.assert_array_equal(getattr(part, f"{kind}_y"), getattr(whole, f"{kind}_y"))
-        of_whole, of_labels = (
-            setup_of(name).split(d, 10, np.random.default_rng(0)) for d in (whole, part)
-        )
-        assert all(
-            np.array_equal(a, b) for a, b in zip(of_whole.indices, of_labels.indices, strict=True)
-        )
 
 
 @pytest.fixture(scope="module")

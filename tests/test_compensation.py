@@ -888,7 +888,7 @@ def test_a_point_is_recorded_under_a_key_that_no_column_of_a_record_has(tmp_path
         for row in rows[:3]:
             assert not set(row.key) & {"metric", *META}
             record = record_of("compensation/t", row.key, tmp_path / str(len(row.key)))
-            assert not is_recorded(record, row, record.frame())
+            assert not is_recorded(record.frame(), row)
 
 
 def test_the_claims_judge_made_up_rows_both_ways(tmp_path):

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from fl_privacy_lib.reproduction.execution import (
 )
 from fl_privacy_lib.reproduction.paths import BUILD, ROOT
 from fl_privacy_lib.reproduction.settings import Settings
-
-Chapters = Mapping[str, type[Settings]]  # number → settings class
 
 STAGE = BUILD / "stage"
 HTML = BUILD / "html"
@@ -61,7 +59,7 @@ def make_pages(path: Path) -> None:
         write_atomically(target, json.dumps(whole, indent=1, ensure_ascii=False).encode())
 
 
-def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
+def stage(chapters: Iterable[type[Settings]], profile: str, overrides: dict[str, Any]) -> None:
     """Fill the staging copy: prose and executed notebooks.
 
     A notebook is executed into the copy of the last build and takes its place only when it is
@@ -69,7 +67,7 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
 
     Parameters
     ----------
-    chapters : the ones that are built
+    chapters : the settings classes of those that are built
     profile, overrides : their parameters; a chapter takes those overrides that it knows
 
     Raises
@@ -78,7 +76,7 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
         If a parameter, a data file or a cell is wrong.
     """
     chosen: list[Settings] = []
-    for kind in chapters.values():  # all are checked before the first is run
+    for kind in chapters:  # all are checked before the first is run
         known = {k: v for k, v in overrides.items() if k in kind.model_fields}
         chosen.append(resolved(kind.of_profile(profile, **known)))
     STAGE.mkdir(parents=True, exist_ok=True)
@@ -93,9 +91,16 @@ def stage(chapters: Chapters, profile: str, overrides: dict[str, Any]) -> None:
 
 
 def build(
-    chapters: Chapters, profile: str = "quick", overrides: dict[str, Any] | None = None
-) -> Path:
-    """Execute the notebooks and build the HTML, strictly; return the first page.
+    chapters: Mapping[str, type[Settings]],
+    profile: str = "quick",
+    overrides: dict[str, Any] | None = None,
+) -> None:
+    """Execute the notebooks and build the HTML, strictly.
+
+    Parameters
+    ----------
+    chapters : number → settings class
+    profile, overrides : see `stage`
 
     Raises
     ------
@@ -103,7 +108,7 @@ def build(
         If a parameter, a data file or a cell is wrong, or the strict build finds a warning.
     """
     check_disk(BUILD)
-    stage(chapters, profile, overrides or {})
+    stage(chapters.values(), profile, overrides or {})
     entry = "from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", entry, "build", str(STAGE), "--path-output", str(BUILD.parent),
                "-n", "-W", "--keep-going", "--all"]  # fmt: skip
@@ -121,6 +126,4 @@ def build(
             )
 
     timed("build the HTML", sphinx)
-    page = HTML / "index.html"
-    report_progress(f"the book is at {page}")
-    return page
+    report_progress(f"the book is at {HTML / 'index.html'}")

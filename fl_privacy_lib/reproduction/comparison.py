@@ -2,9 +2,8 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -138,8 +137,7 @@ def _derived(cell: dict[str, Any]) -> dict[str, Any]:
     return cell
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A published value beside the recorded cell that answers it; either may be missing.
 
     Parameters

@@ -1,51 +1,46 @@
 """Running notebooks through papermill: parameters checked first, results whole or not at all."""
 
+import datetime
 import hashlib
-import json
 import shutil
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
+import psutil
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
-from fl_privacy_lib.reproduction.paths import BUILD, ROOT, data_root
+from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, ROOT, data_root, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress
+from fl_privacy_lib.reproduction.records import other_rows, write_table
 from fl_privacy_lib.reproduction.settings import Settings
 
 NEEDED_MIB = 500  # free disk that executing and building ask for, with a margin
-TIMES = BUILD / "run_times.json"
 
 
-def check_disk(folder: Path, mebibytes: int = NEEDED_MIB) -> None:
-    """Check that a run's results can be written.
-
-    Parameters
-    ----------
-    folder : where they are written; it is created where it is absent
-    mebibytes : free disk space that the run needs
+def check_disk(folder: Path) -> None:
+    """Check that a run's results can be written to a folder; it is created where it is absent.
 
     Raises
     ------
     InputError
         If the folder cannot be written or its disk is too full.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written ({error.strerror}): make it a writable folder."
-        ) from None
+    probe = folder / "probe"
+    write_atomically(probe, b"")
+    probe.unlink()
     free = shutil.disk_usage(folder).free // 2**20
-    if free < mebibytes:
+    if free < NEEDED_MIB:
         raise InputError(
-            f"only {free} MiB are free in {folder}, {mebibytes} MiB are needed: free some space."
+            f"only {free} MiB are free in {folder}, {NEEDED_MIB} MiB are needed: free some space."
         )
 
 
@@ -82,23 +77,12 @@ def resolved(settings: Settings) -> Settings:
     )
 
 
-def _times() -> dict[str, float]:
-    """Return step → how long it took last time, in seconds."""
-    try:
-        return json.loads(TIMES.read_text())
-    except (OSError, ValueError):
-        return {}
-
-
 def timed(step: str, action: Callable[[], Any]) -> Any:
-    """Run a step, report how long it took last time and now, and return its result."""
-    last = _times().get(step)
-    report_progress(f"{step} …" + (f" (last time {last:.0f} s)" if last else ""))
+    """Run a step, report how long it took, and return its result."""
+    report_progress(f"{step} …")
     started = time.perf_counter()
     result = action()
-    seconds = time.perf_counter() - started
-    write_atomically(TIMES, json.dumps(_times() | {step: round(seconds, 1)}, indent=1).encode())
-    report_progress(f"{step}: {seconds:.0f} s")
+    report_progress(f"{step}: {time.perf_counter() - started:.0f} s")
     return result
 
 
@@ -159,3 +143,59 @@ def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
         f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items())
     )
     return timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))
+
+
+def measure_times(
+    chapters: Iterable[type[Settings]], path: Path = MEASURED / "run_times.csv"
+) -> None:
+    """Execute chapters at `smoke` and `quick`, nothing cached; write each one's rows at its end.
+
+    Parameters
+    ----------
+    chapters : their settings classes. The rows of others stay.
+    """
+    for kind in chapters:
+        rows: list[Any] = other_rows(path, "chapter", [kind.notebook[:2]])
+        rows += [_time_chapter(kind, profile) for profile in ("smoke", "quick")]
+        rows.sort(key=lambda row: (str(row["chapter"]), row["profile"] != "smoke"))
+        write_table(path, pd.DataFrame(rows))
+
+
+def _time_chapter(kind: type[Settings], profile: str) -> dict[str, object]:
+    from fl_privacy_lib.reproduction.devices import device_name, pick_device
+
+    notebook, number = kind.notebook, kind.notebook[:2]
+    settings = resolved(kind.of_profile(profile))
+    shutil.rmtree(point_cache(number), ignore_errors=True)
+    started, done = time.perf_counter(), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        peak = pool.submit(_peak_memory, done)
+        try:
+            execute(settings, BUILD / "timing" / f"{notebook}.ipynb")
+        finally:
+            done.set()
+    seconds = time.perf_counter() - started
+    report_progress(f"{notebook} {profile}: {seconds:.0f} s, {peak.result()} MiB")
+    return {
+        "chapter": number,
+        "profile": profile,
+        "data": getattr(settings, "dataset", "none"),
+        "seconds": f"{seconds:.0f}",
+        "peak_mib": peak.result(),
+        "device": device_name(pick_device("auto")),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _peak_memory(done: threading.Event) -> int:
+    """Return the most MiB that this process and its children hold together until `done` is set."""
+    me, peak = psutil.Process(), 0
+    while not done.wait(0.5):
+        total = 0
+        for process in (me, *me.children(recursive=True)):
+            with suppress(psutil.Error):  # it has just ended
+                memory = process.memory_full_info()
+                # shared pages once, where the system can tell
+                total += getattr(memory, "pss", memory.rss)
+        peak = max(peak, total)
+    return peak // 2**20

@@ -1,4 +1,4 @@
-"""An experiment: what a chapter measures, and the one way to run it.
+"""An experiment: what a chapter measures or computes, and the one way to run it.
 
 The same points serve a notebook's live run and the recording. They run side by side in processes,
 each is kept as soon as it is done, and equal ones are computed once; a run that is interrupted goes
@@ -11,10 +11,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import joblib
 import numpy as np
@@ -22,18 +22,24 @@ import pandas as pd
 import torch
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.loading import content_of, only_available
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress, time_left
-from fl_privacy_lib.reproduction.records import MeasuredTable, Values, finished_point, point_path
+from fl_privacy_lib.reproduction.records import (
+    MeasuredTable,
+    Values,
+    finished_point,
+    point_path,
+    rows_of,
+)
 
 Result = dict[str, np.ndarray]
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A recorded point: what has to be measured, and what is read off the results.
 
     Parameters
@@ -50,8 +56,7 @@ class Row:
     seeds: int = 1
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part of a recording that can be started by itself.
 
     Parameters
@@ -226,7 +231,7 @@ def _record_rows(
 ) -> None:  # fmt: skip
     record = record_of(part.table, rows[0].key, folder)
     recorded = record.frame()
-    missing = [row for row in rows if not is_recorded(record, row, recorded)]
+    missing = [row for row in rows if not is_recorded(recorded, row)]
     done = len(rows) - len(missing)
     report_progress(f"{part.table}: {done} of {len(rows)} points are recorded already")
     points = [point for row in missing for point in row.points]
@@ -246,10 +251,52 @@ def record_of(table: str, key: dict[str, Any], folder: Path = MEASURED) -> Measu
     return MeasuredTable(folder / f"{table}.csv", keys)
 
 
-def is_recorded(record: MeasuredTable, row: Row, frame: pd.DataFrame) -> bool:
-    """Return whether the record has a row; of a computed one, whether it has all of its metrics.
-
-    `frame` is the record as it was read once for all rows.
-    """
-    metrics = set(record.rows_of(row.key, frame)["metric"])
+def is_recorded(frame: pd.DataFrame, row: Row) -> bool:
+    """Return whether a record has a row; of a computed one, whether it has all of its metrics."""
+    metrics = set(rows_of(frame, row.key)["metric"])
     return set(row.values([])) <= metrics if not row.points else bool(metrics)
+
+
+# ---- statements that are computed, not run -----------------------------------------------------
+
+
+def computed_row(key: dict[str, Any], metrics: dict[str, float]) -> Row:
+    """Return a recorded row of values that are not random: standard deviation 0, n = 1."""
+    values = {name: {"mean": value, "std": 0.0, "n": 1} for name, value in metrics.items()}
+    return Row(key, (), lambda _: values)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A claimed number beside a computed one, with the reading of both.
+
+    ``found`` is what holds: exact, or a lower bound for a counter-example.
+    """
+
+    claim: str
+    case: str
+    claimed: float
+    found: float
+    quantity: str = "epsilon"
+    privacy_unit: str = "example"
+    relation: str = "add_remove"
+    sampling: str = "poisson"
+    accountant: str = "moments_accountant"
+    delta: float = DELTA
+    setting: dict[str, Any] = field(default_factory=dict)
+
+    def row(self) -> Row:
+        """Return the recorded row: both numbers, and by how much one exceeds the other."""
+        words = " ".join(f"{name}={value}" for name, value in self.setting.items())
+        named = {n: v for n, v in vars(self).items() if n not in ("claimed", "found", "setting")}
+        key = named | {
+            "local_iterations": self.setting.get("local_iterations", "not_applicable"),
+            "setting": words or "not_applicable",
+        }
+        numbers = {"claimed": self.claimed, "found": self.found}
+        return computed_row(key, numbers | {"margin": -self.excess, "excess": self.excess})
+
+    @property
+    def excess(self) -> float:
+        """By how much what is found exceeds what is claimed."""
+        return self.found - self.claimed

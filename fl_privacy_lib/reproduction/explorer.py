@@ -43,8 +43,8 @@ class Explorer:
     def _repr_html_(self) -> str:
         names, (first, _, steps) = list(self.sliders), self.sliders.values()
         places = [list(v).index(s) for v, s in zip(self.sliders.values(), self.start, strict=True)]
-        sliders = [[name, list(v)] for name, v in self.sliders.items()]
-        data = {"sliders": sliders, "start": places, "symbol": self.symbol, "values": self.values,
+        data = {"sliders": [[name, list(v)] for name, v in self.sliders.items()],
+                "start": places, "symbol": self.symbol, "values": self.values,
                 "sentence": self.sentence}  # fmt: skip
         drawn: dict[str, Curve] = {
             f"{names[0].split()[-1]} = {value:g}": (steps, rows[places[1]])

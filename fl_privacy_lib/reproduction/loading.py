@@ -20,14 +20,6 @@ def load_cached(name: str, train_only: bool = True) -> Dataset:
     return replace(data, validation_x=data.validation_x[:0].copy(), test_x=data.test_x[:0].copy())
 
 
-@functools.cache
-def labelled(name: str) -> Dataset:
-    """Return a data set without its inputs: what a split or a count of classes needs."""
-    data = load(name, data_root(), decoded_cache())
-    none = data.train_x[:0].copy()
-    return replace(data, train_x=none, validation_x=none, test_x=none)
-
-
 def content_of(dataset: str) -> dict[str, object]:
     """Return a digest of a reader's own file, {'content': …}; nothing for a known data set."""
     if not dataset.startswith("npz:"):

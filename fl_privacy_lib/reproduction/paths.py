@@ -24,8 +24,7 @@ def data_root() -> Path:
     named = os.environ.get("FL_PRIVACY_DATA")
     if not named:
         return Path.home() / ".cache" / "fl-privacy"
-    folder = Path(named).expanduser()
-    folder = folder if folder.is_absolute() else (Path.cwd() / folder).resolve()
+    folder = Path(named).expanduser().absolute()
     refuse(
         {
             f"FL_PRIVACY_DATA = {named} is not a folder: name the data sets' folder, or unset "

@@ -108,19 +108,6 @@ class MeasuredTable:
             return pd.DataFrame(columns=columns)
         return read_record(self.path, columns)
 
-    def rows_of(self, point: dict[str, Any], frame: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Return the rows whose key columns equal the point's values, compared as text.
-
-        Parameters
-        ----------
-        frame : all rows, where they were read before; None: they are read now
-        """
-        table = self.frame() if frame is None else frame
-        mask = np.ones(len(table), dtype=bool)
-        for name, value in point.items():
-            mask &= (table[name] == _text(value)).to_numpy()
-        return table[mask]
-
     def add(self, point: dict[str, Any], metrics: dict[str, dict[str, Any]], **meta: Any) -> None:
         """Add one finished point: a row for each metric, stamped with version and date.
 
@@ -143,6 +130,12 @@ class MeasuredTable:
         )
         table = pd.concat([known.map(_text), new], ignore_index=True) if len(known) else new
         write_table(self.path, table)
+
+
+def rows_of(frame: pd.DataFrame, point: dict[str, Any]) -> pd.DataFrame:
+    """Return the rows whose key columns equal the point's values, compared as text."""
+    equal = [frame[name] == _text(value) for name, value in point.items()]
+    return frame[np.logical_and.reduce(equal)]
 
 
 def _text(value: Any) -> str:

@@ -36,15 +36,16 @@ class Table:
     def html(self) -> str:
         """Return the table as HTML."""
         # a corner without a word is no header
-        heads = (f'<th scope="col">{escape(c)}</th>' if c else "<td></td>" for c in self.columns)
-        head = "".join(heads)
+        head = "".join(
+            f'<th scope="col">{escape(c)}</th>' if c else "<td></td>" for c in self.columns
+        )
         body = "".join(
             f"<tr>{''.join(_cell(c, i) for i, c in enumerate(row))}</tr>" for row in self.rows
         )
-        table = (
-            f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        return (
+            '<div class="table-scroll"><table class="dataframe">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
-        return f'<div class="table-scroll">{table}</div>'
 
     _repr_html_ = html
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from fl_privacy_lib.chapters.counting_privacy.grid import TABLES, cell_row, cells
 from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.counting_privacy.statements import STATEMENTS, statement_rows
-from fl_privacy_lib.reproduction.experiment import Experiment, Part, Row
-from fl_privacy_lib.reproduction.statements import computed_row
+from fl_privacy_lib.reproduction.experiment import Experiment, Part, Row, computed_row
 
 
 class CountingExperiment(Experiment):

@@ -22,9 +22,9 @@ from fl_privacy_lib.chapters.counting_privacy.local_sampling import (
 )
 from fl_privacy_lib.defenses import Holding, fed_cdp
 from fl_privacy_lib.defenses.releases import release
+from fl_privacy_lib.reproduction.experiment import Case
 from fl_privacy_lib.reproduction.experiments.setups import PAPER, SETUPS
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.statements import Case
 from fl_privacy_lib.sampling import Plan
 
 STATEMENTS = "audit/statements"

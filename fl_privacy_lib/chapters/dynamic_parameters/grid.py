@@ -25,7 +25,6 @@ from fl_privacy_lib.reproduction.experiments.searching import (
     row_of,
     searches,
     stopped_values,
-    training_row,
 )
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.published import load_published
@@ -183,7 +182,7 @@ def distinguishing(settings: DynamicParameters, dataset: str, tried: Tried) -> l
 def fit(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
     """Return short trainings under several schedules of C, on data that count as public."""
     return [
-        training_row(training(
+        row_of(training(
             settings, dataset, "dp_dyns_cdecay", clip_norm=c, clip_end=c / ratio, rounds=1000,
             local_lr=rate / c, held_out=True, seeds=1,
         ))

@@ -22,7 +22,6 @@ from fl_privacy_lib.reproduction.experiments.searching import (
     judged,
     row_of,
     searches,
-    training_row,
 )
 from fl_privacy_lib.reproduction.experiments.setups import PAPER, setup_of
 from fl_privacy_lib.reproduction.experiments.spending import TENSORS
@@ -105,7 +104,7 @@ def learning_rates(settings: FedCdp, dataset: str, recorded: Recorded) -> list[R
     points = [cell(*arm) for arm in ARMS]
     if dataset == "mnist":
         points += [cell(*arm, local_iterations=1) for arm in COMPARED]
-    return [training_row(replace(point, local_lr=rate)) for point in points for rate in RATES]
+    return [row_of(replace(point, local_lr=rate)) for point in points for rate in RATES]
 
 
 def table_2(clients: int, participants: int, settings: FedCdp, dataset: str) -> list[Cell]:
@@ -238,7 +237,7 @@ def figure_5(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
     """Return accuracy where updates lack their smallest coordinates, at a fifth of the rounds."""
     arms = [arm for arm in ARMS if arm[1] != "printed"]
     return [
-        training_row(with_rate(training(settings, dataset, *arm, pruned=p, rounds=20), recorded))
+        row_of(with_rate(training(settings, dataset, *arm, pruned=p, rounds=20), recorded))
         for arm in arms
         for p in PRUNED
     ]
@@ -253,8 +252,7 @@ def variants(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
         ("dssgd", "not_applicable"),
     ]
     return [
-        training_row(with_rate(training(settings, dataset, *arm, rounds=20), recorded))
-        for arm in arms
+        row_of(with_rate(training(settings, dataset, *arm, rounds=20), recorded)) for arm in arms
     ]
 
 

@@ -12,11 +12,10 @@ from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
 from fl_privacy_lib.chapters.fed_cdp.rates import Recorded, best_rates
 from fl_privacy_lib.chapters.fed_cdp.utility import Utility
 from fl_privacy_lib.reproduction.comparison import measured
-from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
+from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row, computed_row
 from fl_privacy_lib.reproduction.experiments import training as fed_cdp
 from fl_privacy_lib.reproduction.experiments.searching import tried_in
 from fl_privacy_lib.reproduction.paths import MEASURED, point_cache
-from fl_privacy_lib.reproduction.statements import computed_row
 
 PAPER = "fed_cdp"
 

@@ -23,7 +23,7 @@ from fl_privacy_lib.defenses.selection import (
     PerturbedSampling,
     Selection,
 )
-from fl_privacy_lib.reproduction.statements import Case
+from fl_privacy_lib.reproduction.experiment import Case
 
 SIZES = ((2, 1), (10, 1), (32, 3), (100, 10), (114, 11), (123, 12), (300, 30))
 """(d, k): two small ones, then a tenth of each data set's dimensions."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +23,12 @@ from fl_privacy_lib.reproduction.experiments.scoring import (
     summary,
     trivial_guesses,
 )
-from fl_privacy_lib.reproduction.experiments.setups import split_among
+from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.records import Values
 from fl_privacy_lib.sampling import Plan
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """What one seed's adversary observes, and the images behind it, which only scoring reads."""
 
     model: nn.Module
@@ -40,7 +39,8 @@ class Scene:
 
 def attacked_clients(point: Any, data: Dataset, seed: int) -> dict[int, np.ndarray]:
     """Return every attacked client with the positions of its training examples."""
-    partition = split_among(data, point.clients, np.random.default_rng([seed, 1]))
+    rng = np.random.default_rng([seed, 1])
+    partition = setup_of(data.name).split(data, point.clients, rng)
     plan = Plan(point.clients, point.victims, 1, 1, 1, local_lr=0.05, seed=seed)
     return {int(c): partition.indices[int(c)] for c in plan.participants_of(0)}
 
@@ -83,8 +83,10 @@ def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
     train, partition = moved(data, [victims.get(c, absent) for c in range(point.clients)], device)
     generator = torch.Generator().manual_seed(seed)
     model = build("attacked_lenet", data.example_shape, data.n_classes, generator).to(device)
-    counts = point.clients, point.victims, 1, point.local_iterations, point.batch_size
-    plan = Plan(*counts, local_lr=point.local_lr, seed=seed)
+    plan = Plan(
+        point.clients, point.victims, 1, point.local_iterations, point.batch_size,
+        local_lr=point.local_lr, seed=seed,
+    )  # fmt: skip
     taps = [Tap(point.tap, client) for client in victims]
     run = simulate(model, train, partition, plan, point.defense, taps=taps)
     keep = 1 if point.tap == "example" else point.batch_size * point.local_iterations

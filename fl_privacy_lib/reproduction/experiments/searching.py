@@ -9,10 +9,10 @@ on. What is read off a training that was looked at along the way costs no traini
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,8 +50,7 @@ def step_near(rate: float) -> int:
     return round(2 * math.log10(rate / 0.05))
 
 
-@dataclass(frozen=True)
-class Try:
+class Try(NamedTuple):
     """A training at one rate, on data held out for the search.
 
     Parameters
@@ -66,8 +65,7 @@ class Try:
     learns: bool
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """Where a search stands.
 
     Parameters
@@ -152,13 +150,6 @@ def _edge(results: Mapping[int, Try]) -> int | None:
     return None
 
 
-def row_of(point: Any, values: Callable[[Result], Values], **keys: str) -> Row:
-    """Return a point's recorded row; `keys` are key columns before those of its settings."""
-    settings = asdict(point)
-    key = keys | settings.pop("arm", {}) | settings
-    return Row(key, (point,), lambda results: values(results[0]), getattr(point, "seeds", 1))
-
-
 def training_values(result: Result, **beside: Any) -> Values:
     """Return a training's accuracies over the seeds, how long it ran and whether it diverged.
 
@@ -171,9 +162,11 @@ def training_values(result: Result, **beside: Any) -> Values:
     return {n: numbers(result[n]) for n in names if np.isfinite(result[n]).all()} | beside
 
 
-def training_row(point: Training, **keys: str) -> Row:
-    """Return a training's recorded row."""
-    return row_of(point, training_values, **keys)
+def row_of(point: Any, values: Callable[[Result], Values] = training_values, **keys: str) -> Row:
+    """Return a point's recorded row; `keys` are key columns before those of its settings."""
+    settings = asdict(point)
+    key = keys | settings.pop("arm", {}) | settings
+    return Row(key, (point,), lambda results: values(results[0]), getattr(point, "seeds", 1))
 
 
 Tried = dict[Training, Tries]
@@ -204,8 +197,7 @@ def _without_rate(point: Training) -> Training:
     return replace(point, rounds=0, local_lr=0.0, held_out=True, seeds=1)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell of a printed table.
 
     Parameters
@@ -233,17 +225,15 @@ class Cell:
         if middle.rate is None:
             return Search(())
         if not self.factor:
-            return replace(middle, asked=())
+            return middle._replace(asked=())
         step = step_near(middle.rate * self.factor)
         return _search(self.point, tried, (step - 1, step, step + 1))
 
 
 def _search(point: Training, tried: Tried, steps: Sequence[int] = ()) -> Search:
     """Return where a cell's search stands: of some steps, all in full; of none, by halving."""
-    tries = tried.get(_without_rate(point), {})
-    if steps:
-        return search(tries, ((point.rounds, 1),), steps)
-    return search(tries, stages_of(point.rounds))
+    stages = ((point.rounds, 1),) if steps else stages_of(point.rounds)
+    return search(tried.get(_without_rate(point), {}), stages, steps or STEPS)
 
 
 def searches(table: Iterable[Cell], tried: Tried) -> list[Row]:
@@ -256,7 +246,7 @@ def searches(table: Iterable[Cell], tried: Tried) -> list[Row]:
             replace(cell.point, rounds=rounds, local_lr=rate, held_out=True, seeds=seeds)
             for rounds, rate in cell.search(tried).asked
         ]
-    return [training_row(point) for point in dict.fromkeys(points)]
+    return [row_of(point) for point in dict.fromkeys(points)]
 
 
 def judged(table: Iterable[Cell], tried: Tried) -> list[Row]:

@@ -1,7 +1,7 @@
 """The papers' set-ups: who holds which examples, in which batches, on which network."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from fl_privacy_lib.data import Dataset, Partition, full_copies, iid, some_class
 Split = Callable[[Dataset, int, np.random.Generator], Partition]
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(NamedTuple):
     """A column of Fed-CDP's Table I. L is 100 throughout.
 
     Parameters
@@ -37,10 +36,6 @@ def network_for(shape: tuple[int, ...]) -> str:
     return "training_cnn" if len(shape) == 3 else "mlp"
 
 
-def _split_at_random(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-    return iid(len(data.train_y), clients, min(50, len(data.train_y)), rng)
-
-
 SETUPS = {
     "mnist": Setup(5, ROUNDS["mnist"], 50_000, (1, 28, 28), 10,
                    lambda d, k, rng: two_shards(d.train_y, k, 500, rng)),
@@ -59,6 +54,9 @@ SETUPS |= {"fashion_mnist": SETUPS["mnist"], "cifar10_scattering": SETUPS["cifar
 SETUPS |= {f"{name}_z": SETUPS[name] for name in ("adult", "cancer")}
 SETUPS["digits"] = Setup(5, 100, 1_347, (1, 28, 28), 10,
                          lambda d, k, rng: two_shards(d.train_y, k, 100, rng), 100)  # fmt: skip
+OF_OWN_DATA = Setup(5, 100, 0, (1, 28, 28), 10,
+                    lambda d, k, rng: iid(len(d.train_y), k, min(50, len(d.train_y)), rng),
+                    100)  # fmt: skip
 
 
 def setup_of(dataset: str) -> Setup:
@@ -66,12 +64,7 @@ def setup_of(dataset: str) -> Setup:
 
     Digits are no data of the papers: they stand in for MNIST where its files are not there.
     """
-    return SETUPS.get(dataset, Setup(5, 100, 0, (1, 28, 28), 10, _split_at_random, 100))
-
-
-def split_among(data: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-    """Split a data set's training examples among clients, as the papers do or at random."""
-    return setup_of(data.name).split(data, clients, rng)
+    return SETUPS.get(dataset, OF_OWN_DATA)
 
 
 def clients_of(data: Dataset) -> int:

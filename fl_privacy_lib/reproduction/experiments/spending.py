@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from fl_privacy_lib.audit import Statements, statement
+from fl_privacy_lib.data import load
 from fl_privacy_lib.defenses import Holding
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 from fl_privacy_lib.reproduction.experiments.training import CODE_RATE, SDP, Training
-from fl_privacy_lib.reproduction.loading import labelled
+from fl_privacy_lib.reproduction.paths import data_root, decoded_cache
 
 DELTA, TENSORS = 1e-5, 3  # of both networks
 HELD = {
@@ -34,9 +35,11 @@ It is all that ε needs of the data, so that a record shows its ε without their
 @functools.cache
 def holding(dataset: str, clients: int) -> Holding:
     """Return how a data set's training examples lie among so many clients."""
-    known = HELD.get((dataset.removesuffix("_z"), clients))
-    rng = np.random.default_rng([0, 1])
-    return known or Holding.of(setup_of(dataset).split(labelled(dataset), clients, rng), TENSORS)
+    if known := HELD.get((dataset.removesuffix("_z"), clients)):
+        return known
+    data = load(dataset, data_root(), decoded_cache())  # not kept: what is counted is
+    split = setup_of(dataset).split(data, clients, np.random.default_rng([0, 1]))
+    return Holding.of(split, TENSORS)
 
 
 @functools.cache

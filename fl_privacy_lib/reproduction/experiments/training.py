@@ -3,7 +3,6 @@
 A `Training` is one cell of the paper's tables; `measure` trains it for all its seeds.
 """
 
-import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ from fl_privacy_lib.reproduction.experiments.watching import (
     read_checkpoint,
 )
 from fl_privacy_lib.reproduction.loading import load_cached
-from fl_privacy_lib.reproduction.records import source_digest
+from fl_privacy_lib.reproduction.records import point_path
 from fl_privacy_lib.sampling import Plan
 
 READINGS = ("printed", "code", "as_coded", "not_applicable")
@@ -150,11 +149,10 @@ class Training:
 
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training."""
-        counts = (
+        return Plan(
             self.clients, self.participants, rounds or self.rounds, self.local_iterations,
-            self.batch_size,
+            self.batch_size, local_lr=self.local_lr, seed=seed,
         )  # fmt: skip
-        return Plan(*counts, local_lr=self.local_lr, seed=seed)
 
 
 def point_of(row: Any, kind: type[Training] = Training) -> Any:
@@ -174,8 +172,7 @@ def effective_multiplier(noise_scale: float, batch_size: int, divide_by: str) ->
     return mean_std(noise_scale, 1.0, batch_size, divide_by) * batch_size
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """What one seed's training starts from; examples are (inputs, labels) on the device."""
 
     model: nn.Module
@@ -246,9 +243,8 @@ def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np
     weights : [P] of the first seed
     norms : [T, L, M] of the first seed where the point is watched
     """
-    settings = repr((asdict(point), device.type, source_digest()))
-    name = hashlib.sha256(settings.encode()).hexdigest()[:24]
-    paths = [folder / f"{name}_{seed}.pt" for seed in range(point.seed, point.seed + point.seeds)]
+    state = point_path(folder, asdict(point) | {"device": device.type}).with_suffix("")
+    paths = [Path(f"{state}_{seed}.pt") for seed in range(point.seed, point.seed + point.seeds)]
     runs = [train(point, point.seed + i, device, path) for i, path in enumerate(paths)]
     for path in paths:
         path.unlink()

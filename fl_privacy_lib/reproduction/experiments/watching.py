@@ -70,8 +70,7 @@ class NormWatch(Transformation):
 
     def table(self, rounds: int, local_iterations: int) -> np.ndarray:
         """Return the means over clients, [T, L, M]."""
-        rows = [
-            [torch.stack(self.norms[t, i]).mean(0) for i in range(local_iterations)]
+        return np.array([
+            [torch.stack(self.norms[t, i]).mean(0).numpy() for i in range(local_iterations)]
             for t in range(rounds)
-        ]
-        return torch.stack([torch.stack(row) for row in rows]).numpy()
+        ])  # fmt: skip

@@ -199,7 +199,7 @@ def test_too_little_noise_is_found_out(engine):
 
 def test_every_audit_has_its_claimed_and_its_proved_epsilon():
     rows = {}
-    for row in audited.audits(WhatWorks.of_profile("full"), "mnist", {}):
+    for row in audited.audits(WhatWorks.of_profile("full"), "mnist"):
         results = [{"audited": np.array(0.5)}, {"audited": np.array(0.25)}]
         values = row.values(results if row.points else [])
         rows.setdefault(row.key["route"], []).append((row, values))

@@ -26,7 +26,7 @@ def runs(training: Training, count: int, every: int = 1) -> list[Audit]:
     return [Audit(training, every, seed=seed) for seed in range(1, count + 1)]
 
 
-def audits(settings: Any, dataset: str, tried: Any) -> Iterator[Row]:
+def audits(settings: Any, dataset: str) -> Iterator[Row]:
     """Yield the recorded audits."""
     sums, steps, inf = "sees_sums", "sees_steps", float("inf")
     for claimed, scale in NOISE.items():

@@ -11,11 +11,9 @@ from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.chapters.what_works.audited import audits
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
 from fl_privacy_lib.chapters.what_works.training import ClientTraining, SummedTraining
-from fl_privacy_lib.reproduction.experiment import Row
-from fl_privacy_lib.reproduction.experiments.searching import Cell, Tried, judged, searches
+from fl_privacy_lib.reproduction.experiments.searching import Cell, judged, searches
 
 PAPER, CLAIMED = "what_works", 0.82
-EXAMPLES = {"mnist": 60_000, "fashion_mnist": 60_000, "cifar10_scattering": 50_000}
 NOISE = {0.3: 7.784, CLAIMED: 3.212, 1.5: 1.973, 3.0: 1.234, 8.0: 0.768}
 """ε → σ of B = 2,048 and T = 400 on 60,000 examples, by `calibrated`; a test holds them to it."""
 TREE = {CLAIMED: 23.658, 3.0: 7.359, 8.0: 3.177}
@@ -90,12 +88,12 @@ def frontier_cells(
     MNIST at the claimed ε has a whole search. Other cells try three rates around its choice where
     they are searched, and take it over elsewhere.
     """
-    middle, cells = middle_of(settings, **recipe), []
-    for epsilon in budgets:
-        point = training(settings, dataset, epsilon, **recipe | changes)
-        around = None if point == middle else middle
-        cells.append(Cell(point, keys_of(point), around, float(epsilon in searched)))
-    return cells
+    middle = middle_of(settings, **recipe)
+    points = {e: training(settings, dataset, e, **recipe | changes) for e in budgets}
+    return [
+        Cell(point, keys_of(point), None if point == middle else middle, float(e in searched))
+        for e, point in points.items()
+    ]
 
 
 MOMENTUM: dict[str, Any] = {"momentum": 0.9}
@@ -113,8 +111,10 @@ def cells_of(
     """
     points = {e: training(settings, dataset, e, noise_scale=z, **recipe) for e, z in noise.items()}
     middle = middle_of(settings, **PLAIN) if dataset == "mnist" else points[3.0]
-    around = {point: None if point == middle else middle for point in points.values()}
-    return [Cell(point, keys_of(point), start, 1.0) for point, start in around.items()]
+    return [
+        Cell(point, keys_of(point), None if point == middle else middle, 1.0)
+        for point in points.values()
+    ]
 
 
 def client_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
@@ -147,11 +147,6 @@ def waterfall_cells(settings: WhatWorks, dataset: str) -> list[Cell]:
     return cells
 
 
-def rows_of(kind: Any, make: Any, settings: WhatWorks, dataset: str, tried: Tried) -> list[Row]:
-    """Return the rows of one kind, `searches` or `judged`, of the cells that a function makes."""
-    return list(kind(make(settings, dataset), tried))
-
-
 MNIST, FASHION = ("mnist",), ("fashion_mnist",)
 PARTS: dict[str, Any] = {}
 for _name, _table, _datasets, _make in (
@@ -171,8 +166,9 @@ for _name, _table, _datasets, _make in (
     ("clients", "clients", MNIST, client_cells),
 ):
     if _name != "frontier_rest":
-        _search = "search_clients" if _name == "clients" else "search"
-        PARTS[f"search_{_name}"] = (_search, _datasets, partial(rows_of, searches, _make))
-    PARTS[_name] = (_table, _datasets, partial(rows_of, judged, _make))
-PARTS["audit"] = ("audit", MNIST, audits)
-"""Part → its table, its data sets, and what makes a data set's rows, in the order of recording."""
+        _searched = "search_clients" if _name == "clients" else "search"
+        PARTS[f"search_{_name}"] = (_searched, _datasets, _make, searches)
+    PARTS[_name] = (_table, _datasets, _make, judged)
+PARTS["audit"] = ("audit", MNIST, audits, lambda rows, tried: rows)
+"""Part → its table, its data sets, the cells of one, and what makes rows of them and of what was
+tried, in the order of recording."""

@@ -32,15 +32,15 @@ class WhatWorksExperiment(Experiment):
     def parts(self, settings: WhatWorks, folder: Path) -> list[Part]:
         """Return every search and table."""
 
-        def rows(make: Any, datasets: tuple[str, ...]) -> list[Row]:
+        def rows(make: Any, kind: Any, datasets: tuple[str, ...]) -> list[Row]:
             tried = recorded_tries(folder / PAPER / "search.csv", SummedTraining)
             tried |= recorded_tries(folder / PAPER / "search_clients.csv", ClientTraining)
-            return [row for d in datasets for row in make(settings, d, tried)]
+            return [row for d in datasets for row in kind(make(settings, d), tried)]
 
         long = ("fashion", "bounded", "waterfall", "features")
         return [
-            Part(f"{PAPER}/{table}", partial(rows, make), datasets, name, name.endswith(long))
-            for name, (table, datasets, make) in PARTS.items()
+            Part(f"{PAPER}/{table}", partial(rows, make, kind), datasets, name, name.endswith(long))
+            for name, (table, datasets, make, kind) in PARTS.items()
         ]
 
     def run(self, point: Any, device: torch.device) -> Result:

@@ -15,7 +15,6 @@ from scipy import stats
 from scipy.integrate import quad
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses import selection
 from fl_privacy_lib.defenses.perturbation import (
     Compressed,
     Duchi,
@@ -199,15 +198,6 @@ def test_every_row_is_chosen_for_by_itself(d, n, data, epsilon):
         for row, j in zip(scores.tolist(), chosen.tolist(), strict=True):
             assert j >= 0 or isinstance(mechanism, PerturbedEncoding)
             assert mechanism.epsilon != math.inf or row[j] >= sorted(row)[d - k]
-
-
-def test_pieces_change_nothing(monkeypatch):
-    scores = torch.rand(200, 7, generator=generator(3)).round(decimals=1)
-    for mechanism in all_selections(0.8, 2):
-        whole = mechanism(scores, generator(4))
-        monkeypatch.setattr(selection, "CELLS", 50)
-        assert (mechanism(scores, generator(4)) == whole).all()
-        monkeypatch.undo()
 
 
 def test_the_largest_is_found_among_ten_thousand():

@@ -22,7 +22,6 @@ from scipy.stats import binom
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refuse, whole_number
 from fl_privacy_lib.accounting.events import Floats
 
-CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
 LARGEST_EPSILON = 500.0  # beyond it e^-ε vanishes, and a distribution would seem to hide nothing
 READINGS = ("e_eps", "e_half_eps", "calibrated")
 
@@ -74,9 +73,7 @@ class Selection(ABC):
         n, d = scores.shape
         distribution = self.rank_probabilities(d)
         draws = torch.rand(2, n, generator=generator, device=scores.device, dtype=torch.float64)
-        rows = max(1, CELLS // d)
-        pieces = zip(scores.split(rows), draws.split(rows, dim=1), strict=True)
-        return torch.cat([self._pick(piece, distribution, *pair) for piece, pair in pieces])
+        return self._pick(scores, distribution, *draws)
 
     @abstractmethod
     def _pick(

@@ -5,7 +5,7 @@ often an example is used, how far it can move a release, or how much noise cover
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fl_privacy_lib._checks import InputError, one_of, whole_number
 from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
@@ -17,7 +17,6 @@ from fl_privacy_lib.defenses.limits import (
     Reason,
     counting,
     noisy,
-    refuse_local_reports,
     unbounded,
     uncovered,
 )
@@ -30,8 +29,7 @@ RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one")
 DRAWN_ANEW = ("with_replacement", "poisson")  # batches that do not depend on one another
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """What one participation reveals about one unit: ``uses`` equal Gaussian releases.
 
     Parameters
@@ -92,7 +90,6 @@ def release(
     """
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
-    refuse_local_reports(defense, tap)
     if (why := unbounded(defense, tap)) is not None:
         raise InputError(
             f"{defense.name} has no events at tap = {tap!r}, because {why[1].rstrip('.')}."
@@ -310,9 +307,16 @@ def events(
     if participations is None:
         participations = _certain_participations(plan)
     if participations is None:
-        z = 1 / released.mu  # the uses of one participation together
-        clients: Sampling = "fixed" if plan.client_sampling == "fixed" else "poisson"
-        return (Event(plan.client_rate, z, unit, relation, uses=plan.rounds, sampling=clients),)
+        return (
+            Event(
+                plan.client_rate,
+                1 / released.mu,  # the uses of one participation together
+                unit,
+                relation,
+                uses=plan.rounds,
+                sampling="fixed" if plan.client_sampling == "fixed" else "poisson",
+            ),
+        )
     whole_number(1, participations=participations)
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
     rate = 1.0 if batches == "none" else plan.batch_size / holding.client_size

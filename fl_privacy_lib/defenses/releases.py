@@ -115,9 +115,8 @@ def release(
         else:
             assert rules[0].says is not None and rules[0].says.clip is not None
             bounds = rules[0].says.clip, says.clip
-            late = place == "per_batch"
             releases.append(
-                _batch_release(late, *bounds, says.noise, moved, reasons, plan, holding, unit)
+                _batch_release(place, *bounds, says.noise, moved, reasons, plan, holding, unit)
             )
     best = min(releases, key=lambda one: one.mu)  # each is a bound by itself
     counts = counting(defense, tap)
@@ -197,12 +196,12 @@ def _example_release(
 
 
 def _batch_release(
-    late: bool, clip: Clip, level: Clip, noise: Noise, moved: float, reasons: list[Reason],
+    place: str, clip: Clip, level: Clip, noise: Noise, moved: float, reasons: list[Reason],
     plan: Plan, holding: Holding, unit: Unit,
 ) -> Release:  # fmt: skip
     """Return the release of a batch mean whose examples obey `clip`, with noise of `level`.
 
-    `late`: the noise is added to the mean, not to each example.
+    `place`: where the noise is added, to the mean or to each example.
     """
     # in units of C, [T]
     scales = [noise.at(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
@@ -211,7 +210,7 @@ def _batch_release(
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
     reasons = [*reasons, ("noise", text)]
     uses, shift, use_reasons = _uses(plan, holding, unit)
-    if not late and plan.batch_sampling == "poisson":
+    if place == "per_example" and plan.batch_sampling == "poisson":
         z /= math.sqrt(plan.batch_size)
         shift = math.sqrt(shift)  # more examples bring more draws
         text = "a Poisson batch may hold one example and then carries one draw."
@@ -307,16 +306,9 @@ def events(
     if participations is None:
         participations = _certain_participations(plan)
     if participations is None:
-        return (
-            Event(
-                plan.client_rate,
-                1 / released.mu,  # the uses of one participation together
-                unit,
-                relation,
-                uses=plan.rounds,
-                sampling="fixed" if plan.client_sampling == "fixed" else "poisson",
-            ),
-        )
+        z = 1 / released.mu  # the uses of one participation together
+        clients: Sampling = "fixed" if plan.client_sampling == "fixed" else "poisson"
+        return (Event(plan.client_rate, z, unit, relation, uses=plan.rounds, sampling=clients),)
     whole_number(1, participations=participations)
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
     rate = 1.0 if batches == "none" else plan.batch_size / holding.client_size

@@ -7,7 +7,6 @@ order of the clients and the first weights.
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -223,7 +222,7 @@ def selection(name: str, epsilon: float, top: int) -> Select:
         "exp": Exponential(epsilon),
         "pe": PerturbedEncoding(epsilon, top, "e_eps"),
         "ps": PerturbedSampling(epsilon, top),
-        "top_k": PerturbedSampling(math.inf, top),
+        "top_k": PerturbedSampling(np.inf, top),
     }
     return built[name]
 

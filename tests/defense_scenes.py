@@ -8,7 +8,9 @@ from oracles import WRONG_ALARM
 from scipy import stats
 
 from fl_privacy_lib.data.partition import iid
-from fl_privacy_lib.defenses.route import ClientContext
+from fl_privacy_lib.defenses import Clip
+from fl_privacy_lib.defenses.route import ClientContext, ClipAndNoiseUpdate, Defense
+from fl_privacy_lib.defenses.rules import QuantileNorm
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.models import build
 from fl_privacy_lib.sampling import Plan
@@ -64,6 +66,13 @@ def context(clients=1, batch_size=3, seed=0, **more):
     return ClientContext(
         0, tuple(range(clients)), generators, weights, batch_size=batch_size, **more
     )
+
+
+def quantile_updates(at, noise_scale=6.0, scope="all", clip_norm=4.0, **rule):
+    """Return clipping of updates at a private quantile: at per_client or on_arrival."""
+    bound = QuantileNorm(Clip(clip_norm, scope), **rule)
+    stages = {at: ClipAndNoiseUpdate(bound, noise_scale), "on_aggregate": bound}
+    return Defense("quantile_updates", initial_state=bound.start, **stages)
 
 
 def random_gradients(clients=2, batch=3, seed=0, scale=1.0):

@@ -29,7 +29,6 @@ from fl_privacy_lib.defenses.selection import (
     PerturbedEncoding,
     PerturbedSampling,
     RandomChoice,
-    TopK,
 )
 
 ONE_DIMENSIONAL = (Duchi, Piecewise, Hybrid, Laplace)
@@ -100,7 +99,7 @@ def test_closed_form_and_enumeration_agree(d, data, epsilon):
         PerturbedSampling(epsilon, k),
         PerturbedEncoding(epsilon, k, "e_eps"),
         PerturbedEncoding(epsilon, k, "e_half_eps"),
-        TopK(k),
+        PerturbedSampling(math.inf, k),
         RandomChoice(),
     ]
     if k < d:
@@ -142,7 +141,7 @@ def test_the_tight_are_tight_and_the_calibrated_is(d, k, epsilon):
     assert selection_epsilon(PerturbedEncoding(epsilon, k, "e_eps"), d) > epsilon
     assert selection_epsilon(PerturbedEncoding(epsilon, k, "e_half_eps"), d) < epsilon
     assert selection_epsilon(RandomChoice(), d) == pytest.approx(0, abs=1e-12)
-    assert selection_epsilon(TopK(k), d) == math.inf
+    assert selection_epsilon(PerturbedSampling(math.inf, k), d) == math.inf
 
 
 def test_calibrated_probabilities():
@@ -237,7 +236,7 @@ def test_stages_and_epochs_add_up():
     flat = local_statement(None, Flat(Piecewise, 1.0, 123), 123, 2)
     assert flat.proved.epsilon == pytest.approx(2.0)
     assert sum(exact_epsilons(selection, None, 123)) == math.inf
-    assert sum(exact_epsilons(TopK(12), value, 123)) == math.inf
+    assert sum(exact_epsilons(PerturbedSampling(math.inf, 12), value, 123)) == math.inf
     assert sum(exact_epsilons(RandomChoice(), value, 123)) == pytest.approx(0.9)
     with pytest.raises(InputError, match="epochs = 0"):
         local_statement(selection, value, 123, 0)
@@ -260,5 +259,5 @@ def test_statements_say_both_numbers_and_why():
         flat = local_statement(None, value, 5)
         assert (flat.paper.epsilon, flat.proved.unit) == (1.0, "local_report")
         assert flat.proved.epsilon == pytest.approx(1.0)
-    clear = local_statement(TopK(2), None, 5)
+    clear = local_statement(PerturbedSampling(math.inf, 2), None, 5)
     assert clear.paper.epsilon == clear.proved.epsilon == math.inf

@@ -114,7 +114,7 @@ def test_an_arm_is_the_filling_that_it_names():
     random = replace(ARM, send="random", value="none").defense(30, plan).per_client
     assert (random.scale, random.perturb) == (30, None)
     flat = replace(ARM, send="flat").defense(30, plan).per_client
-    assert isinstance(flat, Perturbed) and flat.perturb == Flat(Piecewise, 1.0, 30, True, "clip")
+    assert isinstance(flat, Perturbed) and flat.perturb == Flat(Piecewise, 1.0, 30, True)
     compressed = [
         replace(ARM, send="compressed").defense(30, ARM.plan(400, s)).per_client.perturb
         for s in (3, 3, 4)

@@ -3,12 +3,23 @@ remembers.
 """
 
 import math
+import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from defense_scenes import context, flat, noise_of, of_std, plan_of, random_gradients, setting
+from defense_scenes import (
+    context,
+    flat,
+    noise_of,
+    of_std,
+    plan_of,
+    quantile_updates,
+    random_gradients,
+    setting,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import WRONG_ALARM
@@ -169,8 +180,9 @@ def test_an_empty_batch_has_the_least_level(rule):
 @pytest.mark.parametrize("at", ["per_example", "per_client", "on_arrival"])
 @pytest.mark.parametrize("scope", ["layer", "all"])
 def test_the_quantile_bound_moves_as_in_a_loop_over_clients_and_rounds(at, scope):
-    defense = quantile_clipped(
-        at, clip_norm=0.05, noise_scale=0.0, target=0.7, rate=0.9, count_scale=0.0, scope=scope
+    build = quantile_clipped if at == "per_example" else partial(quantile_updates, at)
+    defense = build(
+        clip_norm=0.05, noise_scale=0.0, target=0.7, rate=0.9, count_scale=0.0, scope=scope
     )
     bounds, states = {}, []
     probe = replace(defense, on_aggregate=_remember(defense.on_aggregate, states))
@@ -252,7 +264,7 @@ def test_counts_carry_their_noise_and_the_bound_its_own():
     assert of_std(noise, 3.0 * 0.5 / 4)
     tap = Tap("update", 1)
     noise = noise_of(
-        quantile_clipped("per_client", clip_norm=0.5, noise_scale=3.0), plan_of(), [tap]
+        quantile_updates("per_client", clip_norm=0.5, noise_scale=3.0), plan_of(), [tap]
     )[tap]
     assert of_std(noise, 1.5)
 
@@ -297,11 +309,14 @@ def test_a_report_made_on_arrival_reaches_the_aggregate_beside_the_clients_own()
 
 # --- AdaClip
 
+ADACLIP = sys.modules[AdaClip.__module__]  # the package gives its name to the method
 
-def test_adaclip_equals_a_loop_over_iterations_and_examples():
-    defense = adaclip(
-        clip_norm=0.3, noise_scale=0.0, mean_decay=0.6, spread_decay=0.7, floor=1e-6, ceiling=0.5
-    )
+
+def test_adaclip_equals_a_loop_over_iterations_and_examples(monkeypatch):
+    for name, value in (("MEAN_DECAY", 0.6), ("SPREAD_DECAY", 0.7), ("FLOOR", 1e-6)):
+        monkeypatch.setattr(ADACLIP, name, value)
+    monkeypatch.setattr(ADACLIP, "CEILING", 0.5)
+    defense = adaclip(clip_norm=0.3, noise_scale=0.0)
     model, train, partition = setting()
     plan = plan_of(local_iterations=3, rounds=2)  # two rounds: the moments begin anew
     taps = [Tap("batch", 1, 1, i) for i in range(3)] + [Tap("example", 1, 1, 2)]
@@ -352,9 +367,10 @@ def test_adaclip_begins_as_a_clip_to_the_first_bound():
             torch.testing.assert_close(begun[name], value)
 
 
-def test_adaclip_noise_is_scaled_by_coordinate_and_taken_off_the_variance():
-    rule = AdaClip(3.0, spread_decay=0.0, floor=1e-9, ceiling=1e9)
-    stage = AdaClipNoise(rule, noise_scale=2.0)
+def test_adaclip_noise_is_scaled_by_coordinate_and_taken_off_the_variance(monkeypatch):
+    for name, value in (("SPREAD_DECAY", 0.0), ("FLOOR", 1e-9), ("CEILING", 1e9)):
+        monkeypatch.setattr(ADACLIP, name, value)
+    stage = AdaClipNoise(AdaClip(3.0), noise_scale=2.0)
     spreads = {"w": torch.linspace(0.1, 2.0, 20_000)[None]}
     ctx = context(batch_size=4, state={"adaclip": ({"w": torch.zeros(1, 20_000)}, spreads)})
     noise = stage({"w": torch.zeros(1, 20_000)}, ctx)["w"]

@@ -15,7 +15,6 @@ from scipy import stats
 from scipy.integrate import quad
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses import selection
 from fl_privacy_lib.defenses.perturbation import (
     Compressed,
     Duchi,
@@ -31,7 +30,6 @@ from fl_privacy_lib.defenses.selection import (
     PerturbedEncoding,
     PerturbedSampling,
     RandomChoice,
-    TopK,
 )
 from fl_privacy_lib.defenses.values import HYBRID_FROM
 
@@ -49,7 +47,7 @@ def all_selections(epsilon, k):
     return [
         *private,
         *(PerturbedEncoding(epsilon, k, reading) for reading in READINGS),
-        TopK(k),
+        PerturbedSampling(math.inf, k),
         RandomChoice(),
     ]
 
@@ -117,7 +115,9 @@ def test_ranking_and_sampling_have_their_laws(d, data, epsilon):
     assert PerturbedSampling(epsilon, k).probabilities_given(status)[:d] == pytest.approx(
         expected, rel=1e-6
     )
-    assert TopK(k).probabilities_given(status)[:d] == pytest.approx(status / k)
+    assert PerturbedSampling(math.inf, k).probabilities_given(status)[:d] == pytest.approx(
+        status / k
+    )
     assert RandomChoice().probabilities_given(status) == pytest.approx(
         np.append(np.full(d, 1 / d), 0)
     )
@@ -137,7 +137,9 @@ def test_ties_have_the_mean_law_of_all_orders(scores, data, epsilon):
             ranks = np.empty(d, dtype=int)
             ranks[list(order)] = np.arange(1, d + 1)
             distributions.append(
-                mechanism.probabilities_given(ranks if mechanism.name == "exp" else ranks > d - k)
+                mechanism.probabilities_given(
+                    ranks if isinstance(mechanism, Exponential) else ranks > d - k
+                )
             )
         assert mechanism.probabilities_given(scores) == pytest.approx(
             np.mean(distributions, axis=0), rel=1e-9, abs=1e-15
@@ -173,7 +175,11 @@ def test_draws_follow_the_law_with_and_without_ties(scores, k):
 
 def test_a_top_k_of_all_is_uniform_among_what_is_sent():
     rows = torch.rand(1, 4, generator=generator(6)).expand(20_000, 4)
-    for mechanism in (TopK(4), PerturbedSampling(2.0, 4), PerturbedEncoding(0.5, 4, "e_eps")):
+    for mechanism in (
+        PerturbedSampling(math.inf, 4),
+        PerturbedSampling(2.0, 4),
+        PerturbedEncoding(0.5, 4, "e_eps"),
+    ):
         chosen = mechanism(rows, generator(7))
         none = mechanism.rank_probabilities(4)[-1]
         distribution = np.append(np.full(4, (1 - none) / 4), none)
@@ -190,22 +196,13 @@ def test_every_row_is_chosen_for_by_itself(d, n, data, epsilon):
         assert chosen.shape == (n,) and chosen.dtype == torch.int64
         assert ((chosen >= -1) & (chosen < d)).all()
         for row, j in zip(scores.tolist(), chosen.tolist(), strict=True):
-            assert j >= 0 or mechanism.name == "pe"
-            assert mechanism.name != "top_k" or row[j] >= sorted(row)[d - k]
-
-
-def test_pieces_change_nothing(monkeypatch):
-    scores = torch.rand(200, 7, generator=generator(3)).round(decimals=1)
-    for mechanism in all_selections(0.8, 2):
-        whole = mechanism(scores, generator(4))
-        monkeypatch.setattr(selection, "CELLS", 50)
-        assert (mechanism(scores, generator(4)) == whole).all()
-        monkeypatch.undo()
+            assert j >= 0 or isinstance(mechanism, PerturbedEncoding)
+            assert mechanism.epsilon != math.inf or row[j] >= sorted(row)[d - k]
 
 
 def test_the_largest_is_found_among_ten_thousand():
     scores = torch.rand(20, 10_000, generator=generator(5))
-    assert (TopK(1)(scores, generator()) == scores.argmax(1)).all()
+    assert (PerturbedSampling(math.inf, 1)(scores, generator()) == scores.argmax(1)).all()
     assert (PerturbedSampling(50.0, 1)(scores, generator()) == scores.argmax(1)).all()
     assert (PerturbedEncoding(50.0, 1)(scores, generator()) == scores.argmax(1)).all()
     assert (
@@ -213,7 +210,7 @@ def test_the_largest_is_found_among_ten_thousand():
     ).all()  # e^62 from rank to rank
     top = scores.topk(1000, dim=1).values[:, -1]
     for mechanism in (
-        TopK(1000),
+        PerturbedSampling(math.inf, 1000),
         PerturbedSampling(50.0, 1000),
         PerturbedEncoding(50.0, 1000, "e_eps"),
     ):
@@ -228,7 +225,7 @@ def test_the_largest_is_found_among_ten_thousand():
         (lambda: PerturbedSampling(-1.0, 2), "epsilon = -1.0"),
         (lambda: PerturbedEncoding(math.nan, 2), "epsilon = nan"),
         (lambda: Exponential(501.0), "between 0 and 500"),
-        (lambda: TopK(0), "k = 0 must be a whole number of at least 1"),
+        (lambda: PerturbedSampling(math.inf, 0), "k = 0 must be a whole number of at least 1"),
         (lambda: PerturbedSampling(1.0, 1.5), "k = 1.5 must be a whole number"),
         (lambda: PerturbedEncoding(1.0, 1, "e_epsilon"), "did you mean e_eps"),
         (
@@ -242,14 +239,19 @@ def test_the_largest_is_found_among_ten_thousand():
         (lambda: PerturbedEncoding(1.0, 1).probabilities_given([1]), "d = 1 leaves nothing"),
         (lambda: PerturbedEncoding(1.0, 3).rank_probabilities(3), "k = d = 3 puts every dimension"),
         (
-            lambda: TopK(1)(torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), generator()),
-            r"scores\[1, 0\] = nan",
+            lambda: PerturbedSampling(math.inf, 1)(
+                torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), generator()
+            ),
+            "scores hold NaN or infinity, which cannot be ranked",
         ),
         (
             lambda: Exponential(1.0)(torch.tensor([[0.0, math.inf]]), generator()),
-            r"scores\[0, 1\] = inf",
+            "scores hold NaN or infinity, which cannot be ranked",
         ),
-        (lambda: TopK(1)(torch.rand(3), generator()), r"\[3\]: give one row per client"),
+        (
+            lambda: PerturbedSampling(math.inf, 1)(torch.rand(3), generator()),
+            r"\[3\]: give one row per client",
+        ),
     ],
 )
 def test_wrong_selections_say_what_to_do(wrong, says):
@@ -384,23 +386,16 @@ def test_whole_numbers_are_refused(kind):
         kind(1.0)(torch.ones(3, dtype=torch.int64), generator())
 
 
-def test_values_outside_are_refused_or_clipped():
+def test_values_outside_are_refused():
     outside = torch.tensor([0.5, -3.25, 1.5])
     for kind in ONE_DIMENSIONAL:
-        with pytest.raises(
-            InputError, match=r"3\.25, above 1: scale the values, or say outside='clip'"
-        ):
+        with pytest.raises(InputError, match=r"3\.25, above 1: scale or clip the values"):
             kind(1.0)(outside, generator())
-        for outside_too in ("refuse", "clip"):
-            with pytest.raises(InputError, match="NaN or infinity"):
-                kind(1.0, outside_too)(torch.tensor([math.inf]), generator())
-        clipped = kind(1.0, "clip")(outside, generator())
-        assert (clipped == kind(1.0)(outside.clamp(-1, 1), generator())).all()
+        with pytest.raises(InputError, match="NaN or infinity"):
+            kind(1.0)(torch.tensor([math.inf]), generator())
         for epsilon in (0.0, -1.0, math.inf, math.nan):
             with pytest.raises(InputError, match="epsilon"):
                 kind(epsilon)
-    with pytest.raises(InputError, match="did you mean clip"):
-        Duchi(1.0, "clipped")
 
 
 # ---- vectors -------------------------------------------------------------------------
@@ -421,13 +416,19 @@ VECTORS = [
 
 
 @pytest.mark.parametrize("mechanism", VECTORS, ids=str)
-def test_vectors_have_their_mean_and_variance(mechanism):
+def test_vectors_have_their_mean(mechanism):
     n, d = 30_000, mechanism.d
     t = torch.linspace(-1, 0.8, d, dtype=torch.float64)
     drawn = mechanism(t.expand(n, d), generator(11)).numpy()
-    assert np.abs(drawn).max() <= mechanism.output_bound() * (1 + 1e-12)
-    mean = t.numpy() * (1 if mechanism.scaled else mechanism.sampled / d)
-    variance = mechanism.variance(t)
+    sent = mechanism.sampled / d
+    mean = t.numpy() * (1 if mechanism.scaled else sent)
+    if mechanism.mechanism is Duchi:
+        variance = mechanism.duchi_bound() ** 2 - t.numpy() ** 2
+        assert np.abs(drawn) == pytest.approx(mechanism.duchi_bound())
+    else:  # a coordinate is sent with probability `sent`, and then enlarged
+        factor = 1 / sent if mechanism.scaled else 1.0
+        variance = factor**2 * sent * (mechanism.inner.variance(t) + t.numpy() ** 2) - mean**2
+        assert np.abs(drawn).max() <= factor * mechanism.inner.output_bound() * (1 + 1e-12)
     limit = stats.norm.isf(WRONG_ALARM / 2 / d)
     assert (np.abs(drawn.mean(0) - mean) < limit * np.sqrt(variance / n)).all()
     four = ((drawn - mean) ** 4).mean(0) / variance**2
@@ -463,11 +464,11 @@ def test_duchis_vectors_have_the_law_of_their_description(d, calibrated):
     t, epsilon, n = np.linspace(-1, 0.7, d), 1.3, 30_000
     mechanism = Flat(Duchi, epsilon, d, reading="calibrated" if calibrated else "published")
     cube, distribution = signs_distribution(t, epsilon, calibrated)
-    assert mechanism.output_bound() * distribution @ cube == pytest.approx(t)  # unbiased, exactly
+    assert mechanism.duchi_bound() * distribution @ cube == pytest.approx(t)  # unbiased, exactly
     if not calibrated:
         half = 2 ** (d - 1) + (0 if d % 2 else math.comb(d, d // 2) / 2)
         c = half / math.comb(d - 1, (d - 1) // 2 if d % 2 else d // 2)
-        assert mechanism.output_bound() == pytest.approx(
+        assert mechanism.duchi_bound() == pytest.approx(
             c * (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
         )
     drawn = mechanism(torch.tensor(t).expand(n, d), generator(d)).numpy()
@@ -476,9 +477,9 @@ def test_duchis_vectors_have_the_law_of_their_description(d, calibrated):
 
 
 def test_the_bound_of_a_long_vector():
-    exact = [Flat(Duchi, 50.0, 10_000).output_bound(), Flat(Duchi, 50.0, 9_999).output_bound()]
+    exact = [Flat(Duchi, 50.0, d).duchi_bound() for d in (10_000, 9_999)]
     assert exact == pytest.approx([math.sqrt(math.pi / 2 * 10_000)] * 2, rel=0.01)  # Stirling
-    assert math.isfinite(Flat(Duchi, 1e-3, 10_000).output_bound())
+    assert math.isfinite(Flat(Duchi, 1e-3, 10_000).duchi_bound())
 
 
 def test_how_many_coordinates_are_sent():
@@ -504,11 +505,12 @@ def test_how_many_coordinates_are_sent():
             lambda: Flat(Hybrid, 1.0, 3)(torch.zeros(2, 4), generator()),
             r"\[2, 4\]: give one row per client, \[n, 3\]",
         ),
-        (lambda: Flat(Hybrid, 1.0, 3, outside="clp"), "did you mean clip"),
-        (lambda: random_projection(3, 4, generator()), "q = 4 must lie between 1 and d = 3"),
+        (lambda: random_projection(3, 4, generator()), "q = 4 must lie between 1 and 3"),
         (
-            lambda: Compressed(Flat(Piecewise, 1.0, 2), torch.zeros(3, 4)),
-            "as many rows as the inner d = 2",
+            lambda: Compressed(Flat(Piecewise, 1.0, 2), torch.zeros(3, 4))(
+                torch.zeros(1, 4), generator()
+            ),
+            r"\[1, 3\]: give one row per client, \[n, 2\]",
         ),
     ],
 )
@@ -536,7 +538,7 @@ def test_compressed_recovers_the_projection_of_the_mean():
     assert np.abs(y).max() < 1  # nothing to clip here
     mechanism = Compressed(Flat(Piecewise, 2.0, q), matrix)
     drawn = mechanism(t.expand(n, d), generator(2))
-    reports = mechanism.reports(t.expand(n, d), generator(2))
+    reports = mechanism.inner(t.expand(n, d) @ matrix.T, generator(2))
     assert torch.allclose(drawn.mean(0), mechanism.recover(reports.mean(0)))
     inverse = np.linalg.inv(matrix.numpy() @ matrix.numpy().T)
     inverse = (
@@ -555,14 +557,10 @@ def test_compressed_recovers_the_projection_of_the_mean():
     assert torch.allclose(whole(t[None], generator()), t[None], atol=1e-5)  # q = d loses nothing
 
 
-def test_compressed_clips_only_if_told():
-    matrix = torch.full((1, 4), 1.0, dtype=torch.float64)
-    values = torch.ones(5, 4)
-    with pytest.raises(InputError, match="is 4, above 1"):
-        Compressed(Flat(Piecewise, 1.0, 1), matrix)(values, generator())
-    assert Compressed(Flat(Piecewise, 1.0, 1, outside="clip"), matrix)(
-        values, generator()
-    ).shape == (5, 4)
+def test_compressed_clips_what_it_projects():
+    mechanism = Compressed(Flat(Piecewise, 1.0, 1), torch.ones(1, 4, dtype=torch.float64))
+    far, at_the_end = (mechanism(torch.full((5, 4), v), generator()) for v in (1.0, 0.25))
+    assert far.shape == (5, 4) and (far == at_the_end).all()
 
 
 def test_a_projection_keeps_lengths_on_average():

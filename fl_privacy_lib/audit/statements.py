@@ -33,7 +33,7 @@ from fl_privacy_lib.audit.local import (
     exact_epsilons,
 )
 from fl_privacy_lib.defenses import TAPS, Defense, Holding
-from fl_privacy_lib.defenses.limits import LOCAL, Reason, noisy, refuse_local_reports, unbounded
+from fl_privacy_lib.defenses.limits import LOCAL, Reason, noisy, unbounded
 from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, events, release
 from fl_privacy_lib.defenses.selection import Selection
 from fl_privacy_lib.sampling import Plan
@@ -127,7 +127,6 @@ def statement(
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
     one_of(TAPS, tap=tap)
-    refuse_local_reports(defense, tap)
     return Statements(
         paper=_as_counted(defense, plan, holding, delta, unit),
         proved=_proved(defense, plan, holding, delta, unit, relation, tap, sensitivity),

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, expand
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.noisy_stages import BatchNoise
@@ -14,6 +13,8 @@ from fl_privacy_lib.defenses.rules import Rule
 from fl_privacy_lib.defenses.stage import Declaration, Stage
 
 MOMENTS = "adaclip"  # the name of the state: (means, spreads), both tensors [clients, …]
+MEAN_DECAY, SPREAD_DECAY = 0.99, 0.9  # β₁ and β₂ of the moving averages
+FLOOR, CEILING = 1e-12, 1.0  # of a coordinate's estimated variance; the ceiling is a choice here
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,6 @@ class AdaClip(Rule, Stage):
         C_0: the moments begin at m = 0 and one spread for all coordinates, with which the rule
         clips to C_0.
     scope : {'layer', 'all'}, of the clip to norm 1
-    mean_decay, spread_decay : float, in [0, 1), β₁ and β₂ of the moving averages
-    floor, ceiling : float, > 0
-        Bounds on a coordinate's estimated variance.
 
     Notes
     -----
@@ -37,25 +35,14 @@ class AdaClip(Rule, Stage):
     from its own noisy batch means, so they cost nothing more; a zero gradient is not zero after
     centring, so an absent example moves a release like a replaced one. An attacker's replay knows
     the moments of the first iteration only. Source: Pichapati, Suresh, Yu, Reddi and Kumar (2019),
-    Algorithm 1; the ceiling is a choice made here.
+    Algorithm 1.
     """
 
     clip_norm: float = 4.0
     scope: str = "all"
-    mean_decay: float = 0.99
-    spread_decay: float = 0.9
-    floor: float = 1e-12
-    ceiling: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(clip_norm=self.clip_norm, floor=self.floor, ceiling=self.ceiling)
-        one_of(["layer", "all"], scope=self.scope)
-        below_one = math.nextafter(1, 0)
-        in_range(0, below_one, mean_decay=self.mean_decay, spread_decay=self.spread_decay)
-        if self.floor > self.ceiling:
-            raise InputError(
-                f"floor = {self.floor} is above ceiling = {self.ceiling}: swap the two."
-            )
+        Clip(self.clip_norm, self.scope)  # checks both
 
     @property
     def clip(self) -> Clip:  # type: ignore[override]
@@ -105,11 +92,11 @@ class AdaClip(Rule, Stage):
     def follow(self, noisy: Gradient, std: float, ctx: Any) -> None:
         """Move the moments after a noisy batch mean [clients, …], whose noise was std · b."""
         means, spreads = self.moments(noisy, ctx)
-        b, beta, gamma = self.scales(spreads), self.mean_decay, self.spread_decay
+        b, beta, gamma = self.scales(spreads), MEAN_DECAY, SPREAD_DECAY
         new_means, new_spreads = {}, {}
         for name, g in noisy.items():
             variance = (g - means[name]).square() - (std * b[name]).square()
-            variance = variance.clamp(self.floor, self.ceiling)
+            variance = variance.clamp(FLOOR, CEILING)
             new_means[name] = beta * means[name] + (1 - beta) * g
             new_spreads[name] = (gamma * spreads[name].square() + (1 - gamma) * variance).sqrt()
         ctx.state[MOMENTS] = (new_means, new_spreads)

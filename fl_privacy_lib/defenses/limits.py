@@ -38,28 +38,6 @@ def counting(defense: Route, tap: str) -> Rule | None:
     return next((rule for rule in leading(defense, tap) if rule[1].count_scale is not None), None)
 
 
-def refuse_local_reports(defense: Route, tap: str) -> None:
-    """Raise `InputError` where a locally private report stands before a tap."""
-    if any(says.local for _, says in leading(defense, tap)):
-        raise InputError(
-            f"{defense.name} is locally private: its ε is pure and has no Gaussian events; see "
-            "audit.local_statement."
-        )
-
-
-def silent(defense: Route, tap: str) -> Reason | None:
-    """Return why nothing is proved where a rule before the tap does not say what it does."""
-    for place, name, says in sum(parts_before(defense, tap), ()):
-        if says is None:
-            return (
-                "no proof",
-                f"{name} at {place} does not say what it clips and how much noise it adds, so "
-                "nothing is proved of what passes it: ε = ∞ until it is a "
-                "fl_privacy_lib.defenses.Stage that declares both.",
-            )
-    return None
-
-
 def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reason | None:
     """Return why no Gaussian ε holds for who reads this tap, or None if one does.
 
@@ -70,10 +48,26 @@ def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reaso
     sensitivity : {'bound', 'l2_max', 'median'} or None
         What the noise is scaled with: a bound known beforehand, or the largest or median norm in
         the batch itself. None: as the stages declare.
+
+    Raises
+    ------
+    InputError
+        If a locally private report stands before the tap.
     """
     one_of(TAPS, tap=tap)
-    if (why := silent(defense, tap)) is not None:
-        return why
+    if any(says.local for _, says in leading(defense, tap)):
+        raise InputError(
+            f"{defense.name} is locally private: its ε is pure and has no Gaussian events; see "
+            "audit.local_statement."
+        )
+    for place, name, says in sum(parts_before(defense, tap), ()):
+        if says is None:
+            return (
+                "no proof",
+                f"{name} at {place} does not say what it clips and how much noise it adds, so "
+                "nothing is proved of what passes it: ε = ∞ until it is a "
+                "fl_privacy_lib.defenses.Stage that declares both.",
+            )
     reasons = [uncovered(defense, tap, place, sensitivity) for place, _ in noisy(defense, tap)]
     if not reasons:
         return _no_noise(defense, tap)

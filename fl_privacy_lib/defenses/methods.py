@@ -202,7 +202,6 @@ def median_clipped(
 
 
 def quantile_clipped(
-    at: str = "per_example",
     *,
     clip_norm: float = 4.0,
     noise_scale: float = 6.0,
@@ -211,13 +210,12 @@ def quantile_clipped(
     count_scale: float = 10.0,
     scope: str = "all",
 ) -> Defense:
-    """Return clipping at a quantile that is itself estimated privately.
+    """Return clipping of examples at a quantile of norms that is itself estimated privately.
+
+    The noise on the batch mean is σC_t/B.
 
     Parameters
     ----------
-    at : {'per_example', 'per_client', 'on_arrival'}
-        What is clipped: examples, with noise σC_t/B on the batch mean; or updates, with noise σC_t
-        on each, at the client or at the server.
     clip_norm : float, > 0, C_0, the bound of round 0
     noise_scale : float, ≥ 0, σ
     target, rate, count_scale : see `QuantileNorm`
@@ -225,17 +223,16 @@ def quantile_clipped(
 
     Notes
     -----
-    Guarantee: example level ('per_example'), or at most client level, of gradients and counts
-    together: 1/z² = 1/z_gradients² + 1/z_counts², which `Defense.events` puts into one event.
+    Guarantee: example level, of gradients and counts together: 1/z² = 1/z_gradients² + 1/z_counts²,
+    which `Defense.events` puts into one event.
     Source: Andrew et al. (2021), with noise on every client's own counts; σ and C_0 as in Fed-αCDP,
     Table 10.
     """
-    one_of(["per_example", "per_client", "on_arrival"], at=at)
     rule = QuantileNorm(Clip(clip_norm, scope), target, rate, count_scale)
-    stages: dict[str, Any] = {at: ClipAndNoiseUpdate(rule, noise_scale)}
-    if at == "per_example":
-        stages = {at: PerExample(rule), "per_batch": BatchNoise(rule, noise_scale)}
-    return Defense("quantile_clip", **stages, on_aggregate=rule, initial_state=rule.start)
+    noise = BatchNoise(rule, noise_scale)
+    return Defense(
+        "quantile_clip", PerExample(rule), noise, on_aggregate=rule, initial_state=rule.start
+    )
 
 
 def adaclip(
@@ -244,7 +241,6 @@ def adaclip(
     noise_scale: float = 6.0,
     divide_by: str = "batch",
     scope: str = "all",
-    **moments: float,
 ) -> Defense:
     """Return AdaClip: coordinates are centred and scaled by earlier moments before clipping.
 
@@ -252,14 +248,13 @@ def adaclip(
     ----------
     clip_norm, scope : see `AdaClip`; the first iteration of a participation clips to C_0
     noise_scale, divide_by : as in `fed_cdp`, on the batch mean: a type-2 adversary reads none
-    moments : mean_decay, spread_decay, floor, ceiling of `AdaClip`
 
     Notes
     -----
     Guarantee: example level, of a clip to norm 1 at twice the sensitivity under both relations, for
     the centring. Source: Pichapati et al. (2019); σ and C_0 as in Fed-αCDP, Table 10.
     """
-    rule = AdaClip(clip_norm, scope, **moments)
+    rule = AdaClip(clip_norm, scope)
     noise = AdaClipNoise(rule, noise_scale, divide_by)
     return Defense("adaclip", per_example=rule, per_batch=noise, begin_client=rule.begin)
 

@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from fl_privacy_lib._checks import InputError, one_of, positive, whole_number
-from fl_privacy_lib.accounting.events import Floats
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole_number
 from fl_privacy_lib.defenses.values import (
-    OUTSIDE,
     Duchi,
     Hybrid,
     Laplace,
@@ -38,9 +34,6 @@ __all__ = [
 ]
 
 
-FLAT_READINGS = ("calibrated", "published")
-
-
 @dataclass(frozen=True)
 class Flat:
     """All d coordinates under one ε, as the solutions without selection do.
@@ -55,7 +48,6 @@ class Flat:
     d : int, ≥ 1
     scaled : bool
         False leaves out d/sampled: a control arm, whose mean is sampled/d times the value.
-    outside : {'refuse', 'clip'}, see `Perturbation`
     reading : {'calibrated', 'published'}
         Concerns Duchi with an even d alone: the published form is not ε-LDP then, see Notes.
 
@@ -72,7 +64,7 @@ class Flat:
     --------
     >>> [Flat(Piecewise, epsilon, d=100).sampled for epsilon in (1, 4, 10)]
     [1, 1, 4]
-    >>> round(Flat(Duchi, 1.0, d=100, reading="published").output_bound(), 2)
+    >>> round(Flat(Duchi, 1.0, d=100, reading="published").duchi_bound(), 2)
     29.35
     """
 
@@ -80,15 +72,13 @@ class Flat:
     epsilon: float
     d: int
     scaled: bool = True
-    outside: str = "refuse"
     reading: str = "calibrated"
 
     _TOGETHER: ClassVar[tuple[type[Perturbation], ...]] = (Duchi, Laplace)
 
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon)
-        one_of(OUTSIDE, outside=self.outside)
-        one_of(FLAT_READINGS, reading=self.reading)
+        one_of(["calibrated", "published"], reading=self.reading)
         whole_number(1, d=self.d)
         if not self.scaled and self.mechanism in self._TOGETHER:
             raise InputError(
@@ -108,12 +98,7 @@ class Flat:
     @property
     def inner(self) -> Perturbation:
         """Return the mechanism of one sent coordinate (for Duchi's vectors there is none such)."""
-        return self.mechanism(self.epsilon / self.sampled, self.outside)
-
-    @property
-    def factor(self) -> float:
-        """Return what a sent coordinate is multiplied with."""
-        return self.d / self.sampled if self.scaled else 1.0
+        return self.mechanism(self.epsilon / self.sampled)
 
     def __call__(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Return perturbed vectors [n, d] for values [n, d], in their type."""
@@ -122,33 +107,19 @@ class Flat:
                 f"values have shape {list(values.shape)}: give one row per client, [n, {self.d}]."
             )
         if self.mechanism is Duchi:
-            return (
-                self._signs(inside(values, self.outside), generator).to(values.dtype)
-                * self.output_bound()
-            )
+            return self._signs(inside(values), generator).to(values.dtype) * self.duchi_bound()
         if self.sampled == self.d:
             return self.inner(values, generator)
         # [n, sampled], a uniform subset
         columns = uniform(values, generator).topk(self.sampled, dim=1).indices
-        sent = self.inner(inside(values, self.outside).gather(1, columns), generator) * self.factor
+        factor = self.d / self.sampled if self.scaled else 1.0
+        sent = self.inner(inside(values).gather(1, columns), generator) * factor
         return torch.zeros_like(values).scatter(1, columns, sent.to(values.dtype))
 
-    def variance(self, values: npt.ArrayLike) -> Floats:
-        """Return the variance of every output coordinate for values [..., d] in [-1, 1]."""
-        t = np.asarray(values, dtype=float)
-        if self.mechanism is Duchi:
-            return self.output_bound() ** 2 - t**2
-        sent = self.sampled / self.d
-        return (
-            self.factor**2 * sent * (self.inner.variance(t) + t**2) - (self.factor * sent * t) ** 2
-        )
-
-    def output_bound(self) -> float:
-        """Return the largest |output| of a coordinate; Duchi's B."""
-        if self.mechanism is not Duchi:
-            return self.factor * self.inner.output_bound()
+    def duchi_bound(self) -> float:
+        """Return B: Duchi's vectors are ±B in every coordinate."""
         won, drawn, lost = self.weights()
-        tie = self._tie_share
+        tie = 0.0 if self.d % 2 else math.comb(self.d, self.d // 2) / 2**self.d  # P(s·v = 0)
         # Σ s_j v_j over the winning half, over 2^d
         agreeing = math.comb(self.d - 1, self.d // 2) / 2**self.d
         return ((won + lost) * (1 - tie) / 2 + drawn * tie) / ((won - lost) * agreeing)
@@ -158,19 +129,13 @@ class Flat:
         down = math.exp(-self.epsilon)
         return 1.0, down if self.reading == "calibrated" else 1 + down, down
 
-    @property
-    def _tie_share(self) -> float:
-        return 0.0 if self.d % 2 else math.comb(self.d, self.d // 2) / 2**self.d
-
     def _signs(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Return Duchi's s [n, d] for values [n, d], by rejection from fair coins."""
         won, drawn, lost = self.weights()
         rounded = torch.where(uniform(values, generator) < (1 + values) / 2, 1, -1)  # v
         mean = (won + lost) / 2  # of an s and its opposite
-        keep_tie, keep_other = (
-            min(1.0, drawn / mean),
-            min(1.0, mean / drawn) if self._tie_share else 1.0,
-        )
+        keep_tie = min(1.0, drawn / mean)
+        keep_other = 1.0 if self.d % 2 else min(1.0, mean / drawn)
         agree = torch.empty_like(rounded)
         pending = torch.arange(len(values), device=values.device)
         while len(pending):
@@ -195,8 +160,7 @@ def random_projection(d: int, q: int, generator: torch.Generator) -> torch.Tenso
     ----------
     d, q : int, 1 ≤ q ≤ d
     """
-    if not 1 <= q <= d:
-        raise InputError(f"q = {q} must lie between 1 and d = {d}: the number of coordinates kept.")
+    in_range(1, d, q=q)
     matrix = torch.randn(q, d, generator=generator, device=generator.device, dtype=torch.float64)
     return matrix * math.sqrt(1 / q)
 
@@ -208,8 +172,7 @@ class Compressed:
     Parameters
     ----------
     inner : Flat
-        With d = q. Projected values can leave [-1, 1] although no value did: say ``outside='clip'``
-        there.
+        With d = q. Projected values can leave [-1, 1] although no value did; they are clipped.
     projection : tensor [q, d], see `random_projection`
 
     Notes
@@ -222,22 +185,10 @@ class Compressed:
     inner: Flat
     projection: torch.Tensor
 
-    def __post_init__(self) -> None:
-        shape = list(self.projection.shape)
-        if len(shape) != 2 or shape[0] != self.inner.d:
-            raise InputError(
-                f"projection has shape {shape}: it needs as many rows as the inner d = "
-                f"{self.inner.d}."
-            )
-
     @cached_property
     def inverse(self) -> torch.Tensor:
         """Return the pseudo-inverse [d, q]."""
         return torch.linalg.pinv(self.projection)
-
-    def reports(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return what the clients send, [n, q], for values [n, d]."""
-        return self.inner(values @ self.projection.to(values).T, generator)
 
     def recover(self, reports: torch.Tensor) -> torch.Tensor:
         """Return the server's estimate [..., d] from reports or their mean, [..., q]."""
@@ -245,4 +196,5 @@ class Compressed:
 
     def __call__(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Return recovered vectors [n, d]; their mean is recovered from the mean report."""
-        return self.recover(self.reports(values, generator))
+        projected = (values @ self.projection.to(values).T).clamp(-1, 1)  # [n, q]
+        return self.recover(self.inner(projected, generator))

@@ -5,7 +5,7 @@ often an example is used, how far it can move a release, or how much noise cover
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fl_privacy_lib._checks import InputError, one_of, whole_number
 from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
@@ -17,7 +17,6 @@ from fl_privacy_lib.defenses.limits import (
     Reason,
     counting,
     noisy,
-    refuse_local_reports,
     unbounded,
     uncovered,
 )
@@ -30,8 +29,7 @@ RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one")
 DRAWN_ANEW = ("with_replacement", "poisson")  # batches that do not depend on one another
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """What one participation reveals about one unit: ``uses`` equal Gaussian releases.
 
     Parameters
@@ -92,7 +90,6 @@ def release(
     """
     one_of(UNITS, unit=unit)
     one_of(RELATIONS, relation=relation)
-    refuse_local_reports(defense, tap)
     if (why := unbounded(defense, tap)) is not None:
         raise InputError(
             f"{defense.name} has no events at tap = {tap!r}, because {why[1].rstrip('.')}."
@@ -118,9 +115,8 @@ def release(
         else:
             assert rules[0].says is not None and rules[0].says.clip is not None
             bounds = rules[0].says.clip, says.clip
-            late = place == "per_batch"
             releases.append(
-                _batch_release(late, *bounds, says.noise, moved, reasons, plan, holding, unit)
+                _batch_release(place, *bounds, says.noise, moved, reasons, plan, holding, unit)
             )
     best = min(releases, key=lambda one: one.mu)  # each is a bound by itself
     counts = counting(defense, tap)
@@ -200,12 +196,12 @@ def _example_release(
 
 
 def _batch_release(
-    late: bool, clip: Clip, level: Clip, noise: Noise, moved: float, reasons: list[Reason],
+    place: str, clip: Clip, level: Clip, noise: Noise, moved: float, reasons: list[Reason],
     plan: Plan, holding: Holding, unit: Unit,
 ) -> Release:  # fmt: skip
     """Return the release of a batch mean whose examples obey `clip`, with noise of `level`.
 
-    `late`: the noise is added to the mean, not to each example.
+    `place`: where the noise is added, to the mean or to each example.
     """
     # in units of C, [T]
     scales = [noise.at(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
@@ -214,7 +210,7 @@ def _batch_release(
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
     reasons = [*reasons, ("noise", text)]
     uses, shift, use_reasons = _uses(plan, holding, unit)
-    if not late and plan.batch_sampling == "poisson":
+    if place == "per_example" and plan.batch_sampling == "poisson":
         z /= math.sqrt(plan.batch_size)
         shift = math.sqrt(shift)  # more examples bring more draws
         text = "a Poisson batch may hold one example and then carries one draw."

@@ -27,8 +27,8 @@ from fl_privacy_lib.defenses.stage import (
     Declaration,
     Part,
     Stage,
-    parts,
-    rules_of,
+    declaration,
+    name_of,
     without_noise,
 )
 from fl_privacy_lib.sampling import Plan
@@ -55,13 +55,9 @@ class Then(Stage):
     first: Stage
     then: Stage
 
-    def parts(self) -> tuple[Stage, ...]:
-        """Return all rules at this place, in their order."""
-        return (*rules_of(self.first), *rules_of(self.then))
-
     def declare(self) -> Declaration:
         """Refuse: who counts has to look at the parts."""
-        raise TypeError("Then has no declaration of its own; ask for its parts().")
+        raise TypeError("Then has no declaration of its own; ask Defense.parts for its rules'.")
 
     def noiseless(self) -> "Then":
         """Return both rules without their noise."""
@@ -70,6 +66,13 @@ class Then(Stage):
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return the values after both rules."""
         return self.then(self.first(values, ctx), ctx)
+
+
+def _rules(stage: Any) -> list[Any]:
+    """Return the rules of what stands at a place, in their order."""
+    if isinstance(stage, Then):
+        return [*_rules(stage.first), *_rules(stage.then)]
+    return [] if stage is None else [stage]
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ class Defense:
 
     def parts(self, place: str) -> tuple[Part, ...]:
         """Return the rules at a place, in their order, with what each says of itself."""
-        return parts(getattr(self, place), place)
+        rules = _rules(getattr(self, place))
+        return tuple(Part(place, name_of(rule), declaration(rule)) for rule in rules)
 
     def public(self) -> dict[str, Any]:
         """Return what every attacker is told: the filled stages and their settings.

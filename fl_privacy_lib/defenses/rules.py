@@ -29,7 +29,7 @@ class Rule:
     Attributes
     ----------
     clip : a bound known beforehand, or None
-    level : what S is, one of `stage.LEVELS`
+    level : what S is, see `stage.Noise`
     count_scale : standard deviation of the noise on the counts that it reports; None: it reports
         none
 

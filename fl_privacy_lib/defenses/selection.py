@@ -22,7 +22,6 @@ from scipy.stats import binom
 from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refuse, whole_number
 from fl_privacy_lib.accounting.events import Floats
 
-CELLS = 2**22  # scores looked at in one piece: bounds the memory beside the scores themselves
 LARGEST_EPSILON = 500.0  # beyond it e^-ε vanishes, and a distribution would seem to hide nothing
 READINGS = ("e_eps", "e_half_eps", "calibrated")
 
@@ -30,7 +29,6 @@ READINGS = ("e_eps", "e_half_eps", "calibrated")
 class Selection(ABC):
     """What all selections share: ``select(scores, generator)`` and its distribution."""
 
-    name: ClassVar[str]
     epsilon: float
 
     @abstractmethod
@@ -62,12 +60,20 @@ class Selection(ABC):
         InputError
             If the scores have another shape or hold a number that cannot be ranked.
         """
-        n, d = _shape(scores)
+        refuse(
+            {
+                f"scores have shape {list(scores.shape)}: give one row per client, [n, d].": (
+                    scores.dim() != 2
+                ),
+                "the scores hold NaN or infinity, which cannot be ranked: the training has "
+                "diverged or the data hold such a value; lower the learning rate or mend the "
+                "data.": not scores.isfinite().all(),
+            }
+        )
+        n, d = scores.shape
         distribution = self.rank_probabilities(d)
         draws = torch.rand(2, n, generator=generator, device=scores.device, dtype=torch.float64)
-        rows = max(1, CELLS // d)
-        pieces = zip(scores.split(rows), draws.split(rows, dim=1), strict=True)
-        return torch.cat([self._pick(piece, distribution, *pair) for piece, pair in pieces])
+        return self._pick(scores, distribution, *draws)
 
     @abstractmethod
     def _pick(
@@ -96,7 +102,6 @@ class Exponential(Selection):
     """
 
     epsilon: float
-    name: ClassVar[str] = "exp"
 
     def __post_init__(self) -> None:
         _check_epsilon(self.epsilon)
@@ -179,7 +184,6 @@ class PerturbedEncoding(_Group):
     epsilon: float
     k: int
     reading: str = "calibrated"
-    name: ClassVar[str] = "pe"
 
     def __post_init__(self) -> None:
         _check_epsilon(self.epsilon)
@@ -206,12 +210,12 @@ class PerturbedSampling(_Group):
 
     Parameters
     ----------
-    epsilon : float, in (0, 500]
+    epsilon : float, in (0, 500], or ∞: uniform in the top k, not private
     k : int, ≥ 1
 
     Notes
     -----
-    Exactly ε-LDP. Source: FedSel, Section 4.1, Lemma 3.
+    Exactly ε-LDP. Source: FedSel, Section 4.1, Lemma 3; Section 5.2, NP-K, for ε = ∞.
 
     Examples
     --------
@@ -221,10 +225,10 @@ class PerturbedSampling(_Group):
 
     epsilon: float
     k: int
-    name: ClassVar[str] = "ps"
 
     def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
+        if self.epsilon != math.inf:
+            _check_epsilon(self.epsilon)
         whole_number(1, k=self.k)
 
     def _group_probabilities(self, d: int) -> tuple[float, float, float]:
@@ -234,28 +238,12 @@ class PerturbedSampling(_Group):
 
 
 @dataclass(frozen=True)
-class TopK(_Group):
-    """Uniform in the top k: not private. Source: FedSel, Section 5.2, NP-K."""
-
-    k: int
-    name: ClassVar[str] = "top_k"
-    epsilon: ClassVar[float] = math.inf  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        whole_number(1, k=self.k)
-
-    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
-        return 1 / self.k, 0.0, 0.0
-
-
-@dataclass(frozen=True)
 class RandomChoice(Selection):
     """Uniform in all dimensions: it reveals nothing.
 
     Source: FedSel, Section 5.2, NP-RS, without its factor d.
     """
 
-    name: ClassVar[str] = "random"
     epsilon: ClassVar[float] = 0.0  # type: ignore[misc]
 
     def rank_probabilities(self, d: int) -> Floats:
@@ -329,20 +317,3 @@ def _check_dimensions(d: int, k: int = 1) -> None:
             > d,
         }
     )
-
-
-def _shape(scores: torch.Tensor) -> tuple[int, int]:
-    """Return (n, d) of scores that can be ranked."""
-    if scores.dim() != 2:
-        raise InputError(
-            f"scores have shape {list(scores.shape)}: give one row per client, [n, d]."
-        )
-    good = torch.isfinite(scores)
-    if not good.all():
-        row, column = (~good).nonzero()[0].tolist()
-        raise InputError(
-            f"scores[{row}, {column}] = {scores[row, column].item()} cannot be ranked: the "
-            "training "
-            "has diverged or the data hold such a value; lower the learning rate or mend the data."
-        )
-    return scores.shape[0], scores.shape[1]

@@ -11,15 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fl_privacy_lib._checks import InputError, in_range, one_of
+from fl_privacy_lib._checks import InputError, in_range
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
-from fl_privacy_lib.defenses.noise import DIVISORS
 from fl_privacy_lib.defenses.schedule import Scheduled, value_at
 
 STAGES = ("per_example", "per_batch", "per_client", "on_arrival", "on_aggregate")
 TAPS = ("example", "batch", "update", "received", "aggregate")
 THREAT_TYPES = {"type_2": "example", "type_1": "update", "type_0": "received"}
-LEVELS = ("bound", "l2_max", "median", "fixed")
 
 
 @dataclass
@@ -93,8 +91,6 @@ class Noise:
 
     def __post_init__(self) -> None:
         in_range(0, float("inf"), scale=self.at(0), factor=self.factor)
-        one_of(LEVELS, level=self.level)
-        one_of(DIVISORS, divide_by=self.divide_by)
 
     def at(self, round: int) -> float:
         """Return σ of a round."""
@@ -162,10 +158,6 @@ class Stage(ABC):
     def noiseless(self) -> "Stage":
         """Return the same rule without its noise, for an attacker's replay: it draws nothing."""
 
-    def parts(self) -> tuple["Stage", ...]:
-        """Return the rules that it consists of, in their order."""
-        return (self,)
-
 
 class Transformation(Stage):
     """A stage that bounds nothing and draws nothing: a function of the values alone."""
@@ -198,7 +190,7 @@ def without_noise(stage: Any, place: str) -> Stage:
     """
     if not _speaks(stage, "noiseless"):
         raise InputError(
-            f"{place} = {_name(stage)} does not say what it is without its noise: derive it from "
+            f"{place} = {name_of(stage)} does not say what it is without its noise: derive it from "
             "fl_privacy_lib.defenses.Stage (or Transformation, if it draws nothing) and define "
             "noiseless()."
         )
@@ -216,13 +208,9 @@ def _speaks(stage: Any, method: str) -> bool:
     return len(acts) == 1 or (bool(says) and says[0] <= acts[0])
 
 
-def _name(stage: Any) -> str:
+def name_of(stage: Any) -> str:
+    """Return the name of a function, or of a stage's class."""
     return getattr(stage, "__name__", type(stage).__name__)
-
-
-def rules_of(stage: Any) -> tuple[Any, ...]:
-    """Return the rules that a stage consists of; a function is one."""
-    return stage.parts() if isinstance(stage, Stage) else (stage,)
 
 
 class Part(NamedTuple):
@@ -242,10 +230,3 @@ class Route(Protocol):
 
     def parts(self, place: str) -> tuple[Part, ...]:
         """Return the rules at a place of the route, in their order."""
-
-
-def parts(stage: Any, place: str) -> tuple[Part, ...]:
-    """Return the rules of the stage at a place; none for an empty place."""
-    if stage is None:
-        return ()
-    return tuple(Part(place, _name(rule), declaration(rule)) for rule in rules_of(stage))

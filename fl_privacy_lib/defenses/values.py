@@ -13,17 +13,16 @@ import numpy.typing as npt
 import torch
 from scipy.special import expit, log_expit
 
-from fl_privacy_lib._checks import one_of, positive, refuse
+from fl_privacy_lib._checks import positive, refuse
 from fl_privacy_lib.accounting.events import Floats
 
-OUTSIDE = ("refuse", "clip")
 _ROOTS = sum(2 * (6353 + sign * 405 * math.sqrt(241)) ** (1 / 3) for sign in (-1, 1))
 # ≈ 0.61; below it Duchi's largest variance is the smaller one
 HYBRID_FROM = math.log((_ROOTS - 5) / 27)
 
 
-def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
-    """Return the values in float64 and in [-1, 1]: clipped, or refused if they are outside."""
+def inside(values: torch.Tensor) -> torch.Tensor:
+    """Return the values in float64; refuse them unless all lie in [-1, 1]."""
     exact = values.to(torch.float64)
     largest = float(exact.abs().max()) if exact.numel() else 0.0  # NaN if one of them is
     refuse(
@@ -33,11 +32,12 @@ def inside(values: torch.Tensor, outside: str) -> torch.Tensor:
             "numbers.": not values.is_floating_point(),
             "the values hold NaN or infinity: the training has diverged; lower the learning "
             "rate.": not math.isfinite(largest),
-            f"the largest |value| is {largest:.6g}, above 1: scale the values, or say "
-            "outside='clip'.": outside != "clip" and largest > 1,
+            f"the largest |value| is {largest:.6g}, above 1: scale or clip the values.": (
+                largest > 1
+            ),
         }
     )
-    return exact.clamp(-1.0, 1.0)
+    return exact
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,12 @@ class Perturbation(ABC):
     Parameters
     ----------
     epsilon : float, > 0; all four are exactly ε-LDP
-    outside : {'refuse', 'clip'}
-        What happens to values outside [-1, 1]. Clipped values are unbiased for the clipped value.
     """
 
     epsilon: float
-    outside: str = "refuse"
 
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon)
-        one_of(OUTSIDE, outside=self.outside)
 
     def __call__(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Return perturbed values, of the shape and type of ``values``, each drawn by itself.
@@ -64,9 +60,9 @@ class Perturbation(ABC):
         Raises
         ------
         InputError
-            If a value is not finite, or is outside [-1, 1] and not to be clipped.
+            If a value is not finite, or lies outside [-1, 1].
         """
-        return self._draw(inside(values, self.outside), generator).to(values.dtype)
+        return self._draw(inside(values), generator).to(values.dtype)
 
     @abstractmethod
     def variance(self, values: npt.ArrayLike) -> Floats:

@@ -91,16 +91,16 @@ def _two_stages() -> list[Case]:
     return [
         _case(
             claim,
-            f"{select.name}-pm, d = 123, ε = {e:g}",
+            f"{name}-pm, d = 123, ε = {e:g}",
             e,
             sum(exact_epsilons(select, Piecewise(0.9 * e), 123)),
-            setting={"method": select.name, "epsilon": e},
+            setting={"method": name, "epsilon": e},
         )
         for e in EPSILONS
-        for claim, select in (
-            ("theorem_3_1", Exponential(0.1 * e)),
-            ("theorem_3_1", PerturbedSampling(0.1 * e, 12)),
-            ("theorem_3_1_pe", PerturbedEncoding(0.1 * e, 12, "e_eps")),
+        for claim, name, select in (
+            ("theorem_3_1", "exp", Exponential(0.1 * e)),
+            ("theorem_3_1", "ps", PerturbedSampling(0.1 * e, 12)),
+            ("theorem_3_1_pe", "pe", PerturbedEncoding(0.1 * e, 12, "e_eps")),
         )
     ]
 

@@ -32,7 +32,6 @@ from fl_privacy_lib.defenses.selection import (
     PerturbedEncoding,
     PerturbedSampling,
     RandomChoice,
-    TopK,
 )
 from fl_privacy_lib.defenses.two_stage import Perturbed, Select, TwoStage, allocate, local_privacy
 from fl_privacy_lib.federated import MarginLoss, simulate_reports
@@ -179,7 +178,7 @@ class Training:
         compressed = self.send == "compressed"
         d = max(1, round(COMPRESSION * dimensions)) if compressed else dimensions
         # calibrated: as published, Duchi's vectors are not ε-private where d is even
-        flat = Flat(VALUES[self.value], self.epsilon, d, self.send != "flat_unscaled", "clip")
+        flat = Flat(VALUES[self.value], self.epsilon, d, self.send != "flat_unscaled")
         generator = keyed_generator(torch.device("cpu"), seed, "projection")
         return Compressed(flat, random_projection(dimensions, d, generator)) if compressed else flat
 
@@ -223,7 +222,7 @@ def selection(name: str, epsilon: float, top: int) -> Select:
         "exp": Exponential(epsilon),
         "pe": PerturbedEncoding(epsilon, top, "e_eps"),
         "ps": PerturbedSampling(epsilon, top),
-        "top_k": TopK(top),
+        "top_k": PerturbedSampling(np.inf, top),
     }
     return built[name]
 

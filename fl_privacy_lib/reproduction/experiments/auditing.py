@@ -47,7 +47,7 @@ def measure(point: Audit, device: Any) -> Result:
         point.every, point.seed,
     )  # fmt: skip
     about = (start.model, start.train, start.partition, plan, replace(defense, per_batch=stage))
-    simulate(*about, engine=("stacked", "generic"))
+    simulate(*about, engine="auto")
     right = one_run.right_guesses(stage.scores, stage.present, point.guesses)
     sure = one_run.audited_epsilon(right, point.guesses, point.canaries, spending.DELTA)
     return {"audited": np.array(sure)}

@@ -118,9 +118,8 @@ def init_uniform(
 
     Source: the released code of DLG and CPL (half_width = 0.5).
     """
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-half_width, half_width, generator=generator)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -half_width, half_width, generator=generator)
     return model
 
 
@@ -129,12 +128,11 @@ def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
     Source: the default of Keras, with which the papers' code trains. Returns the model.
     """
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter, generator=generator)
-            else:
-                parameter.zero_()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_uniform_(parameter, generator=generator)
+        else:
+            nn.init.zeros_(parameter)
     return model
 
 

@@ -21,7 +21,7 @@ from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate
 from fl_privacy_lib.federated import Observation, Tap, simulate
 from fl_privacy_lib.metrics import mse, success
-from fl_privacy_lib.models import build, parameters_of
+from fl_privacy_lib.models import parameters_of
 from fl_privacy_lib.sampling import Plan
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def at_the_truth(observations, images, labels, aware):
     targets = {name: torch.stack([g[name] for g in gradients]) for name in gradients[0]}
     view = replay(observations[0], aware)
     model, weights = lenet(torch.float64), observations[0].weights
-    evidence, batch = Evidence(weights, True, targets, view), labels.shape[1]
+    evidence, batch = Evidence(weights, targets, view), labels.shape[1]
     bind = matching_objective(model, [evidence], labels, SHAPE, batch_size=batch)
     value, slope = bind(torch.arange(len(labels)))(images.flatten(1))
     assert torch.isfinite(slope).all() and slope.shape == images.flatten(1).shape
@@ -118,30 +118,23 @@ def test_as_gradient_undoes_the_step_of_an_update():
     assert all(torch.equal(as_gradient(both[0], 1)[n], second[n]) for n in second)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_objective_is_the_squared_distance_of_gradients_row_by_row(shared):
+def test_the_objective_is_the_squared_distance_of_gradients_row_by_row():
     model = lenet(torch.float64)
     x, y = digits()
     images, labels = x[:3].double(), y[:3, None]
     targets = {
         n: torch.stack([k * p for k in (0.1, -0.2, 0.3)]) for n, p in parameters_of(model).items()
     }
-    scales = (1.0, 1.0, 1.0) if shared else (1.0, 0.9, 1.1)
     weights = parameters_of(model)
-    stacked = (
-        weights if shared else {n: torch.stack([s * w for s in scales]) for n, w in weights.items()}
-    )
     observation = Observation(Tap("example"), {}, {}, 0.1, 1, 1, non_private().public())
     view = replay(observation, False)
     rows = torch.tensor([2, 0])
-    bind = matching_objective(model, [Evidence(stacked, shared, targets, view)], labels, SHAPE)
+    bind = matching_objective(model, [Evidence(weights, targets, view)], labels, SHAPE)
     value, slope = bind(rows)(images.flatten(1)[rows])
     for place, row in enumerate(rows.tolist()):
-        own = build("attacked_lenet", SHAPE, 10, torch.Generator()).double()
-        own.load_state_dict({n: scales[row] * w for n, w in weights.items()})
 
-        def distance(image, own=own, row=row):
-            gradient = gradient_of(own, image, y[row])
+        def distance(image, row=row):
+            gradient = gradient_of(model, image, y[row])
             return sum(float((g - targets[n][row]).square().sum()) for n, g in gradient.items())
 
         assert float(value[place]) == pytest.approx(distance(images[row]), rel=1e-9)
@@ -235,7 +228,7 @@ def test_clipped_updates_are_reconstructed_by_who_knows_of_the_clip():
     assert successes(naive, truth).sum() <= 1
 
 
-def test_victims_with_weights_of_their_own_are_attacked_together():
+def test_victims_with_weights_of_their_own_are_refused():
     x, y = digits()
     partition = Partition("six", tuple(np.arange(2 * i, 2 * i + 2) for i in range(6)), len(y))
     taps = [Tap("example", client, 0, 1) for client in range(6)]
@@ -243,8 +236,7 @@ def test_victims_with_weights_of_their_own_are_attacked_together():
     run = simulate(lenet(), (x, y), partition, plan, non_private(), taps=taps)
     seen = [run.observations[t] for t in taps]
     assert any(not torch.equal(seen[0].weights[n], seen[1].weights[n]) for n in seen[0].weights)
-    found = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=40))
-    assert successes(found, torch.stack([run.truth[t][0] for t in taps])).sum() >= 4
+    refuse("made at the same weights", lambda: reconstruct(lenet(), seen, SHAPE, Attack()))
 
 
 # --- what an attack may look at
@@ -360,13 +352,6 @@ def test_observations_that_do_not_belong_together_are_refused():
 )
 def test_impossible_settings_are_refused(settings, sentence):
     refuse(sentence, lambda: Attack(**settings))
-
-
-def test_an_unknown_start_is_refused_by_name():
-    refuse(
-        "start = 'normals' is not one of.*did you mean normal",
-        lambda: start("normals", 1, SHAPE, torch.Generator()),
-    )
 
 
 def test_the_naive_clip_of_the_oracles_is_the_one_of_the_observations():

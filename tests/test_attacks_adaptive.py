@@ -47,32 +47,6 @@ def test_who_leaves_out_the_zeros_sees_through_pruning():
     assert successes(naive, truth).sum() <= 1
 
 
-def test_who_is_told_which_tensor_was_touched_needs_no_guess():
-    seen, truth, labels = observe(non_private())
-    muted = [
-        [
-            replace(
-                row[0],
-                values=row[0].values | {"7.weight": torch.ones_like(row[0].values["7.weight"])},
-            )
-        ]
-        for row in seen
-    ]
-    told = {"7.weight": torch.tensor(False)}
-    attack = Attack(max_iterations=60)
-    found = reconstruct(lenet(), muted, SHAPE, attack, labels=labels, trusted=told)
-    assert successes(found, truth).sum() >= 4 and found.knowledge["left out"] == "as told"
-    assert successes(reconstruct(lenet(), muted, SHAPE, attack, labels=labels), truth).sum() <= 1
-    every = {
-        name: torch.ones(6, *p.shape, dtype=torch.bool) for name, p in lenet().named_parameters()
-    }
-    plain = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=2), labels=labels)
-    allowed = reconstruct(
-        lenet(), seen, SHAPE, Attack(max_iterations=2), labels=labels, trusted=every
-    )
-    torch.testing.assert_close(plain.images, allowed.images)
-
-
 def test_several_observations_say_more_than_one():
     noise = random_noise(0.02, "gaussian", at="per_example")
     once, truth, _ = observe(noise, rounds=1, victims=2)

@@ -10,7 +10,7 @@ from oracles import WRONG_ALARM
 from scipy import stats
 
 from fl_privacy_lib.attacks import infer_labels
-from fl_privacy_lib.attacks.attack import STARTS, start
+from fl_privacy_lib.attacks.attack import CHOICES, start
 from fl_privacy_lib.federated import example_gradients
 from fl_privacy_lib.models import build, parameters_of
 
@@ -44,7 +44,7 @@ def test_starts_follow_their_laws():
     )
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", CHOICES["start"])
 def test_a_start_depends_on_its_generator_alone(kind):
     torch.manual_seed(0)
     one = start(kind, 2, SHAPE, torch.Generator().manual_seed(4))

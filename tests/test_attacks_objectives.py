@@ -117,14 +117,13 @@ def test_the_slope_of_the_objective_is_its_derivative(distance, joint):
     view = lambda g: {n: v.mean(1) for n, v in g.items()}  # noqa: E731
     generator = torch.Generator().manual_seed(0)
     draw = lambda *size: torch.randn(size, generator=generator, dtype=torch.float64)  # noqa: E731
-    trusted = {"weight": draw(rows, 3, 2) > -1, "bias": draw(rows, 3) > -1}
+    zeros = {"weight": draw(rows, 3, 2) > -1, "bias": draw(rows, 3) > -1}
     seen = [
         Evidence(
             {n: w * k for n, w in weights.items()},
-            True,
-            {"weight": draw(rows, 3, 2), "bias": draw(rows, 3)},
+            {n: draw(*z.shape) * z for n, z in zeros.items()},
             view,
-            trusted if k == 1 else None,
+            skip_zeros=k == 1,
         )
         for k in (1, 0.5)
     ]
@@ -152,7 +151,7 @@ def test_the_objective_of_several_observations_is_their_sum():
 
     def evidence(r):
         targets = {n: torch.stack([row[r].values[n][0] for row in seen]) for n in seen[0][r].values}
-        return Evidence(seen[0][r].weights, True, targets, view)
+        return Evidence(seen[0][r].weights, targets, view)
 
     rows, x = torch.arange(2), torch.rand(2, 196)
     each = [matching_objective(lenet(), [evidence(r)], labels, SHAPE)(rows)(x) for r in range(3)]

@@ -344,16 +344,6 @@ def test_without_it_stacked_answers_and_one_sentence_says_why(monkeypatch):
         simulate(model, train, partition, plan_of(), fed_cdp(), engine="compiled")
 
 
-def test_engines_in_order_of_preference():
-    model, train, partition = scene("adult")
-    adaptive = Defense("adaptive", PerExample(MedianNorm()))
-    for defense, engine in ((fed_cdp(), "stacked"), (adaptive, "generic")):
-        run = simulate(model, train, partition, plan_of(), defense, engine=("stacked", "generic"))
-        assert run.engine == engine
-    with pytest.raises(InputError, match=r"engine = 'auto' is not one of"):
-        simulate(model, train, partition, plan_of(), fed_cdp(), engine=("auto", "generic"))
-
-
 def test_nothing_is_compiled_on_import():
     code = "import sys, fl_privacy_lib.federated; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

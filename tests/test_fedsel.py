@@ -378,7 +378,8 @@ def test_simulate_reports_repeats_bit_by_bit_and_depends_on_the_seed():
 
 def test_the_reports_model_is_a_linear_margin():
     train, model = reports_data(), linear_margin(D).double()
-    run = simulate_reports(train, plan_of(), non_private(), LOSSES[0], evaluation=train)
+    options = {"evaluation": train, "evaluate_every": 9}
+    run = simulate_reports(train, plan_of(), non_private(), LOSSES[0], **options)
     assert {n: w.shape for n, w in run.weights.items()} == {
         n: w.shape for n, w in parameters_of(model).items()
     }

@@ -31,7 +31,7 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.defenses import fed_cdp
 from fl_privacy_lib.defenses.noise import add_noise, keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
-from fl_privacy_lib.federated.fingerprint import digest
+from fl_privacy_lib.federated.checkpoints import digest
 
 # ---- two processes of torchrun
 
@@ -387,5 +387,5 @@ def test_a_digest_does_not_see_where_a_value_lies():
 
 
 def test_a_run_of_one_process_needs_no_fingerprint(monkeypatch):
-    monkeypatch.setattr("fl_privacy_lib.federated.simulation.fingerprint", None)
+    monkeypatch.setattr("fl_privacy_lib.federated.checkpoints.fingerprint", None)
     simulate(*setting("mlp"), PLAN, SERVER_STATE)

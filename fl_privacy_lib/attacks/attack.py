@@ -10,17 +10,14 @@ from fl_privacy_lib._checks import InputError, in_range, one_of, positive, whole
 from fl_privacy_lib.attacks.objective import DISTANCES
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
 
-STARTS = ("patterned", "normal")
 CHOICES: dict[str, Iterable[str]] = {
-    "start": STARTS,
+    "start": ("patterned", "normal"),
     "optimiser": OPTIMISERS,
     "objective": DISTANCES,
     "label_rule": ("inferred", "joint", "given"),
     "mask": ("none", "zeros"),
 }
 """Setting of an attack → the words it may be."""
-# Of the budget, where a decaying learning rate loses a factor of ten.
-DECAYS = (3 / 8, 5 / 8, 7 / 8)
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Attack:
 
     Parameters
     ----------
-    start : one of `STARTS`
+    start : {'patterned', 'normal'}, see `start`
     optimiser : {'lbfgs', 'adam', 'signed_adam'}
     learning_rate : float, > 0; the papers use 1 for L-BFGS
     max_iterations : int, attack iterations, each of `steps` optimiser steps
@@ -46,7 +43,7 @@ class Attack:
     box : bool, whether every step is projected on the pixels' range [0, 1]
     decay : bool, whether the learning rate falls to a tenth at 3/8, 5/8 and 7/8 of the budget
     label_rule : {'inferred', 'joint', 'given'}
-        From the last layer's gradient (`labels.infer_labels`); as soft labels optimised with the
+        From the last layer's gradient (`evidence.infer_labels`); as soft labels optimised with the
         images; from the caller.
     mask : {'none', 'zeros'}
         Which coordinates the attacker leaves out: one that is exactly zero was pruned, or says
@@ -92,8 +89,8 @@ class Attack:
         >>> [Attack(decay=True, max_iterations=8).rate(i) for i in (3, 4, 6, 8)]
         [1.0, 0.1, 0.01, 0.001]
         """
-        passed = sum(iteration > part * self.max_iterations for part in DECAYS) if self.decay else 0
-        return self.learning_rate / 10**passed
+        falls = (3 / 8, 5 / 8, 7 / 8) if self.decay else ()
+        return self.learning_rate / 10 ** sum(iteration > f * self.max_iterations for f in falls)
 
 
 def start(
@@ -103,7 +100,7 @@ def start(
 
     Parameters
     ----------
-    kind : one of STARTS
+    kind : {'patterned', 'normal'}
         'patterned': one random quarter, U(0, 1), tiled 2×2 (CPL); 'normal': N(0, 1) (DLG).
     count : int, number of images
     shape : (channels, height, width)
@@ -116,7 +113,6 @@ def start(
     -----
     Source: CPL (Wei et al. 2020) and its released code; DLG (Zhu et al. 2019) for 'normal'.
     """
-    one_of(STARTS, start=kind)
     device = generator.device
     if kind == "normal":
         return torch.randn((count, *shape), generator=generator, device=device)

@@ -1,27 +1,31 @@
 """The learned attacker: a network, trained on public images, reads images off defended gradients.
 
-It searches for nothing. It passes gradients of public images through the very rule that the client
+It reads the tap ``example`` of clients with batches of one image, in round 0. It searches for
+nothing. It passes gradients of public images through the very rule that the client
 uses, noise and all, and fits a network from what comes out to the image. So the noise is part of
 what it learns from.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fl_privacy_lib._checks import in_range, positive, refuse, whole_number
-from fl_privacy_lib.attacks.inverter import LearnedInverter
+from fl_privacy_lib._checks import in_range, refuse, whole_number
+from fl_privacy_lib.attacks.evidence import stacked
 from fl_privacy_lib.defenses import ClientContext, Defense, Gradient, keyed_generator, layer_norms
 from fl_privacy_lib.defenses.slices import flat
-from fl_privacy_lib.federated.gradients import example_gradients
+from fl_privacy_lib.federated import Observation, example_gradients
 from fl_privacy_lib.models import Parameters
 
 CHUNK = 256  # public images whose gradients are held at once: 17 MB for the attacked LeNet
 LEAST = 20  # public images, below which there is nothing to fit and to hold out
+HELD_OUT = 0.1  # share of the public images that is not fitted but chooses the epoch
+FLOOR = 0.01  # a direction of less than this part of the mean variance is not blown up to 1
 
 
 @dataclass(frozen=True)
@@ -31,35 +35,25 @@ class LearnedAttack:
     Parameters
     ----------
     public_images : int, ≥ 20; of those handed over, the first so many are used
-    held_out : float in (0, 1), share of them that is not fitted but chooses the epoch
     projection : int, features that a gradient is reduced to
     views : int, fresh draws of the defence's noise for each public image; epochs take turns with
         them
     hidden : int, width of the hidden layer
-    epochs, batch : int
-    learning_rate : float, > 0, of Adam at the start; it falls to 0 along a cosine
-    floor : float, > 0; a direction whose variance is below this part of the average is not blown up
-        to 1
+    epochs : int, of Adam with 64 images a step; its rate falls from 0.001 to 0 along a cosine
     seed : int
     """
 
     public_images: int = 4000
-    held_out: float = 0.1
     projection: int = 512
     views: int = 8
     hidden: int = 1000
     epochs: int = 20
-    batch: int = 64
-    learning_rate: float = 1e-3
-    floor: float = 0.01
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive(learning_rate=self.learning_rate, floor=self.floor)
-        in_range(1e-9, 1 - 1e-9, held_out=self.held_out)
         whole_number(LEAST, public_images=self.public_images)
         whole_number(0, seed=self.seed)
-        counts = ("projection", "views", "hidden", "epochs", "batch")
+        counts = ("projection", "views", "hidden", "epochs")
         whole_number(1, **{name: getattr(self, name) for name in counts})
 
 
@@ -86,36 +80,91 @@ class _Route:
 
     model: nn.Module
     weights: Parameters
-    batch_size: int
-    round: int
     generator: torch.Generator  # of every draw of the training, the defence's included
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradient]:
-        """Yield gradients [n, …] of the images, chunk by chunk, in whole batches."""
-        size = max(1, CHUNK // self.batch_size) * self.batch_size
+        """Yield gradients [n, …] of the images, chunk by chunk."""
         weights = {name: w[None] for name, w in self.weights.items()}
-        for images, labels in zip(x.split(size), y.split(size), strict=True):
+        for images, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
             gradients = example_gradients(self.model, weights, images[None], labels[None])
             yield {name: g[0] for name, g in gradients.items()}
 
     def seen(self, gradients: Gradient, defense: Defense) -> torch.Tensor:
-        """Return what stands at the tap, [n, d], for gradients [n, …]; every batch is a client."""
-        clients = len(next(iter(gradients.values()))) // self.batch_size
-        values = {name: g.unflatten(0, (clients, self.batch_size)) for name, g in gradients.items()}
+        """Return what stands at the tap, [n, d], for gradients [n, …]; every image is a client."""
+        values = {name: g[:, None] for name, g in gradients.items()}
+        clients = len(next(iter(values.values())))
         ctx = ClientContext(
-            self.round,
+            0,
             range(clients),
             (self.generator,) * clients,
             torch.full((clients,), 1 / clients),
             defense.initial_state() if defense.initial_state else {},
-            batch_size=self.batch_size,
+            batch_size=1,
             model=self.model,
             norms=layer_norms(values, leading=2),
         )
         if defense.begin_client:
             defense.begin_client(ctx)
         values = defense.reach("example", values, ctx, 1.0)
-        return flat({name: g.flatten(0, 1) for name, g in values.items()})
+        return flat({name: g[:, 0] for name, g in values.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedInverter:
+    """A trained attacker: observations in, images out.
+
+    Attributes
+    ----------
+    weights, defense : what it was trained for; other observations are refused
+    projection, centre : [d, p], [p], from a gradient to features
+    network : from features to images
+    held_out_mse : [epochs + 1], on public images that were not fitted; first that of the mean image
+    """
+
+    weights: Parameters
+    defense: dict[str, Any]
+    projection: torch.Tensor
+    centre: torch.Tensor
+    network: nn.Module
+    held_out_mse: tuple[float, ...]
+
+    def __call__(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Return images [V, 1, C, H, W] in [0, 1]: the first example of each observation.
+
+        A gradient that holds no numbers is read as the average gradient.
+
+        Raises
+        ------
+        InputError
+            Unless each was read at the tap ``example`` in round 0, of a batch of one image, at the
+            weights and under the defence of the training.
+        """
+        refuse({"there are no observations: give at least one.": not observations})
+        for observation in observations:
+            self._check(observation)
+        features = flat(stacked(observations)) @ self.projection - self.centre  # [V, p]
+        sound = torch.isfinite(features).all(1, keepdim=True)
+        with torch.no_grad():
+            return self.network(torch.where(sound, features, 0.0))[:, None]
+
+    def _check(self, observation: Observation) -> None:
+        stage, weights = observation.tap.stage, observation.weights
+        plan = (observation.batch_size, observation.tap.round)
+        same_weights = weights.keys() == self.weights.keys() and all(
+            torch.equal(w, weights[name]) for name, w in self.weights.items()
+        )
+        refuse(
+            {
+                "the learned attacker reads the tap 'example', but an observation is of "
+                f"{stage!r}.": stage != "example",
+                "an observation was made at other weights than the training's: train at its "
+                "weights.": not same_weights,
+                f"an observation's defence is not the training's, {self.defense}: train under its "
+                "own.": observation.defense != self.defense,
+                f"an observation has (batch size, round) = {plan}: the learned attacker reads only "
+                "(1, 0).": plan != (1, 0),
+            }
+        )
 
 
 def train(
@@ -125,21 +174,17 @@ def train(
     public_images: torch.Tensor,
     public_labels: torch.Tensor,
     settings: LearnedAttack = LearnedAttack(),
-    batch_size: int = 1,
-    round: int = 0,
 ) -> LearnedInverter:
     """Train the attacker for one set of weights and one defence.
 
-    It knows the weights, `Defense.public`, the plan's batch size and public images of the victims'
-    distribution. It never sees a victim's image or label, nor the generators that a victim's noise
-    is drawn from.
+    It knows the weights, `Defense.public` and public images of the victims' distribution. It never
+    sees a victim's image or label, nor the generators that a victim's noise is drawn from.
 
     Parameters
     ----------
     weights : the model's parameters, without a client axis
     public_images : [n, C, H, W] in [0, 1], none of them a victim
     public_labels : [n]
-    batch_size, round : of the observations; noise and bound may depend on them
 
     Notes
     -----
@@ -151,48 +196,40 @@ def train(
     epoch 0 is the mean image: so pure noise gives about the mean image. Source: Wu et al., Learning
     to Invert (UAI 2023), who hash the coordinates into fewer instead.
     """
-    x, y = _usable(public_images, public_labels, settings.public_images, batch_size)
+    x, y = _usable(public_images, public_labels, settings.public_images)
     generator = keyed_generator(x.device, "learned attacker", settings.seed)
     order = torch.randperm(len(x), generator=generator, device=x.device)
     x, y = x[order], y[order]
-    fitted = len(x) - max(1, int(settings.held_out * len(x) / batch_size)) * batch_size
-    route = _Route(model, weights, batch_size, round, generator)
+    fitted = len(x) - int(HELD_OUT * len(x))
+    route = _Route(model, weights, generator)
     basis = _basis(route, defense, x[:fitted], y[:fitted], settings.projection)  # [d, p]
     views = _views(route, defense, x, y, basis, settings.views)  # [views, n, p]
-    axes, centre = _whitening(views[:, :fitted].flatten(0, 1), settings.floor)
+    axes, centre = _whitening(views[:, :fitted].flatten(0, 1), FLOOR)
     network, errors = _fit(views @ axes - centre, x, fitted, settings, generator)
     return LearnedInverter(
         {name: w.detach().clone() for name, w in weights.items()},
         defense.public(),
-        batch_size,
-        round,
         basis @ axes,
         centre,
         network,
-        len(x),
-        len(views),
         errors,
     )
 
 
-def _usable(
-    x: torch.Tensor, y: torch.Tensor, most: int, batch_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the public images and labels that are used, a whole number of batches."""
-    positive(batch_size=batch_size)
-    count = min(len(x), most) // batch_size * batch_size
-    least = max(LEAST, 2 * batch_size)  # a batch to fit and a batch to hold out
+def _usable(x: torch.Tensor, y: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the public images and labels that are used."""
     refuse(
         {
             f"public images {list(x.shape)} and labels {list(y.shape)} must be [n, C, H, W] and "
             "[n].": x.dim() != 4 or y.shape != x.shape[:1],
-            f"{min(len(x), most)} public images are too few to learn from: give at least "
-            f"{least}.": count < least,
+            f"{len(x)} public images are too few to learn from: give at least {LEAST}.": (
+                len(x) < LEAST
+            ),
         }
     )
     pixels = {"the least public pixel": x.min(), "the greatest public pixel": x.max()}
     in_range(0, 1, **{name: float(value) for name, value in pixels.items()})
-    return x[:count], y[:count]
+    return x[:most], y[:most]
 
 
 def _basis(
@@ -245,7 +282,7 @@ def _fit(
 ) -> tuple[nn.Module, tuple[float, ...]]:
     """Return the network of the best epoch, and the held-out error before and after every epoch."""
     network = _network(views.shape[-1], settings.hidden, x[:fitted].mean(0), generator)
-    optimiser = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, settings.epochs)
 
     def held_out() -> float:
@@ -257,7 +294,7 @@ def _fit(
     for epoch in range(settings.epochs):
         features = views[epoch % len(views)]
         order = torch.randperm(fitted, generator=generator, device=x.device)
-        for rows in order.split(settings.batch):
+        for rows in order.split(64):
             optimiser.zero_grad()
             F.mse_loss(network(features[rows]), x[rows]).backward()
             optimiser.step()

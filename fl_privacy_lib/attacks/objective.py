@@ -64,13 +64,6 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[..., None].flatten(1)
 
 
-def masked(gradient: Gradient, trusted: Gradient | None) -> Gradient:
-    """Return a gradient with zeros where it is not trusted; None trusts all of it."""
-    if trusted is None:
-        return gradient
-    return {name: g * trusted[name] for name, g in gradient.items()}
-
-
 def _dot(one: Gradient, other: Gradient) -> torch.Tensor:
     """Return the inner product of each tensor, row by row: [tensors, rows]."""
     return torch.stack([(rows_of(one[name]) * rows_of(o)).sum(1) for name, o in other.items()])
@@ -144,46 +137,37 @@ class Evidence:
 
     Attributes
     ----------
-    weights : tensors […] shared by all rows, or [rows, …]
-    shared : which of both
-    targets : tensors [rows, …], what was seen, as gradients; 0 where it is not trusted
+    weights : tensors […], the same for all rows
+    targets : tensors [rows, …], what was seen, as gradients
     replay : what is done to the dummies' gradients, see the function `replay`
-    trusted : tensors [rows, …] of bool, the coordinates that count; None for all
+    skip_zeros : whether coordinates that are exactly zero in the targets are left out
     """
 
     weights: Parameters
-    shared: bool
     targets: Gradient
     replay: Replay
-    trusted: Gradient | None = None
+    skip_zeros: bool = False
 
     def of(self, rows: torch.Tensor) -> "Evidence":
         """Return the evidence of these rows, a row as often as it is named."""
-        weights = self.weights if self.shared else _select(self.weights, rows)
-        trusted = None if self.trusted is None else _select(self.trusted, rows)
-        targets = _select(self.targets, rows)
-        return replace(self, weights=weights, targets=targets, trusted=trusted)
+        return replace(self, targets={name: t[rows] for name, t in self.targets.items()})
 
     def seen(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Gradient:
         """Return what would be seen of dummies [rows, B, …].
 
         Their labels are [rows, B] or, soft, [rows, B, classes].
 
-        With weights of their own the rows are clients. With shared ones all images are examples of
-        one client, which leaves the network's forward pass a single call: several times faster.
+        All images are examples of one client, which leaves the network's forward pass a single
+        call: several times faster than rows that are clients.
         """
-        if not self.shared:
-            dummies = example_gradients(model, self.weights, images, labels)
-        else:
-            weights = {name: w[None] for name, w in self.weights.items()}
-            x, y = images.flatten(0, 1)[None], labels.flatten(0, 1)[None]
-            gradients = example_gradients(model, weights, x, y)
-            dummies = {name: g[0].unflatten(0, images.shape[:2]) for name, g in gradients.items()}
-        return masked(self.replay(dummies), self.trusted)
-
-
-def _select(gradient: Gradient, rows: torch.Tensor) -> Gradient:
-    return {name: t[rows] for name, t in gradient.items()}
+        weights = {name: w[None] for name, w in self.weights.items()}
+        x, y = images.flatten(0, 1)[None], labels.flatten(0, 1)[None]
+        gradients = example_gradients(model, weights, x, y)
+        dummies = {name: g[0].unflatten(0, images.shape[:2]) for name, g in gradients.items()}
+        seen = self.replay(dummies)
+        if not self.skip_zeros:
+            return seen
+        return {name: g * (self.targets[name] != 0) for name, g in seen.items()}
 
 
 def matching_objective(

@@ -165,13 +165,12 @@ class Adam(Optimiser):
     def begin(self) -> None:
         """Set up the state of every row."""
         self.mean, self.square = torch.zeros_like(self.x), torch.zeros_like(self.x)
-        self.count = torch.zeros_like(self.x[:, 0])
+        self.count = torch.zeros_like(self.x[:, :1])
 
     def forget(self, rows: torch.Tensor) -> None:
         """Forget the moments of these rows (a mask)."""
-        self.mean = torch.where(rows[:, None], 0.0, self.mean)
-        self.square = torch.where(rows[:, None], 0.0, self.square)
-        self.count = torch.where(rows, 0.0, self.count)
+        states = (self.mean, self.square, self.count)
+        self.mean, self.square, self.count = (torch.where(rows[:, None], 0.0, s) for s in states)
 
     def step(self) -> torch.Tensor:
         """Return the step from x, [rows, n]."""
@@ -179,8 +178,8 @@ class Adam(Optimiser):
         self.count = self.count + 1
         self.mean = 0.9 * self.mean + 0.1 * slope
         self.square = 0.999 * self.square + 0.001 * slope**2
-        mean = self.mean / (1 - 0.9**self.count)[:, None]
-        root = (self.square / (1 - 0.999**self.count)[:, None]).sqrt()
+        mean = self.mean / (1 - 0.9**self.count)
+        root = (self.square / (1 - 0.999**self.count)).sqrt()
         return -self.learning_rate * mean / (root + 1e-8)
 
 

@@ -19,7 +19,7 @@ from fl_privacy_lib.attacks.evidence import (
 )
 from fl_privacy_lib.attacks.objective import Evaluate, matching_objective
 from fl_privacy_lib.attacks.optimisers import OPTIMISERS
-from fl_privacy_lib.defenses import Gradient, keyed_generator
+from fl_privacy_lib.defenses import keyed_generator
 from fl_privacy_lib.federated.participation import Observation
 
 # Only so far may a pixel leave [0, 1] before a sigmoid is flat and no gradient leads back.
@@ -61,7 +61,6 @@ def reconstruct(
     *,
     batch_size: int = 1,
     labels: torch.Tensor | None = None,
-    trusted: Gradient | None = None,
     snapshots: Sequence[int] = (),
     on_iteration: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Reconstruction:
@@ -71,14 +70,11 @@ def reconstruct(
     ----------
     model : the architecture; the weights come with each observation
     observations : one for each of V victims, or R for each; all from the same kind of tap under the
-        same defence
+        same defence, the r-th of every victim at the same weights
     shape : (channels, height, width) of an image
     attack : the settings
     batch_size : int, B, how many images to look for behind each gradient; 1 at the tap ``example``
     labels : [V, B], for ``label_rule="given"``; giving them sets that rule
-    trusted : tensors […] or [V, …] of bool by parameter name, or None
-        The coordinates the attacker believes, for one who knows which were touched; a name left out
-        is believed.
     snapshots : attack iterations whose best iterates are kept
     on_iteration : called with (iteration, victims still running, best images [V, B, C, H, W] so
         far), e.g. to score or show progress; what it returns is not used
@@ -94,7 +90,7 @@ def reconstruct(
     check_observations(seen, model, batch_size)
     classes = classes_of(model, seen[0][0], shape)
     known = labels_of(seen, classes, batch_size, attack, labels)
-    evidence = [gather(column, attack, trusted) for column in zip(*seen, strict=True)]
+    evidence = [gather(column, attack) for column in zip(*seen, strict=True)]
     objective = matching_objective(
         model,
         evidence,
@@ -114,7 +110,7 @@ def reconstruct(
         progress.least[best],
         progress.iterations[best],
         [progress.status[row] for row in best.tolist()],
-        knowledge_of(attack, seen, batch_size, labels is not None, trusted is not None),
+        knowledge_of(attack, seen, batch_size, labels is not None),
         images_at,
     )
 

@@ -1,10 +1,10 @@
 """Federated training, simulated: gradients, one participation, rounds."""
 
 from fl_privacy_lib.federated.gradients import MarginLoss, example_gradients
+from fl_privacy_lib.federated.groups import WorkerError
 from fl_privacy_lib.federated.participation import Observation, Tap
 from fl_privacy_lib.federated.reports import simulate_reports
 from fl_privacy_lib.federated.simulation import Run, accuracy, simulate
-from fl_privacy_lib.federated.workers import WorkerError
 
 __all__ = [
     "MarginLoss",

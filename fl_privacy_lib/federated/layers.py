@@ -63,31 +63,28 @@ class Window:
     kernel: Pair
     stride: Pair
     padding: Pair
-    dilation: Pair
 
     @classmethod
     def of(cls, module: Any) -> "Window":
         """Return the window of a convolution or a pool."""
-        dilation = getattr(module, "dilation", 1)
-        settings = (module.kernel_size, module.stride, module.padding, dilation)
+        settings = (module.kernel_size, module.stride, module.padding)
         return cls(*((v, v) if isinstance(v, int) else tuple(v) for v in settings))
 
     def places(self, size: Shape) -> Shape:
         """Return how many places it has along an image's height and width."""
         return tuple(
-            (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, k, s, p, d in zip(size, *astuple(self), strict=True)
+            (n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, *astuple(self), strict=True)
         )
 
     def pixels(self, places: Shape) -> Shape:
         """Return how many pixels these places cover along height and width, without padding."""
-        axes = zip(places, self.kernel, self.stride, self.dilation, strict=True)
-        return tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in axes)
+        axes = zip(places, self.kernel, self.stride, strict=True)
+        return tuple((n - 1) * s + k for n, k, s in axes)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution without groups, over images [k, B, height, width, channels].
+    """A convolution without groups and dilation, over images [k, B, height, width, channels].
 
     The library's convolution is used wherever it is fast. The first layer of a network is not such
     a place: it has few channels and its input needs no gradient, so one matrix of patches serves
@@ -101,9 +98,8 @@ class Convolution:
 
     def shape(self, shape: Shape) -> Shape | None:
         """Return (height, width, outputs) for (height, width, channels)."""
-        if len(shape) != 3 or shape[2] != self.channels:
-            return None
-        size = self.window.places(shape[:2])
+        fits = len(shape) == 3 and shape[2] == self.channels
+        size = self.window.places(shape[:2]) if fits else (0,)
         return (*size, self.outputs) if min(size) > 0 else None
 
     def _patches(self, x: torch.Tensor) -> torch.Tensor:
@@ -111,12 +107,11 @@ class Convolution:
 
         The position comes last, where a row of pixels stays one run. `F.unfold` is 7 times slower.
         """
-        (vertical, horizontal), (dy, dx) = self.window.padding, self.window.dilation
+        vertical, horizontal = self.window.padding
         images = F.pad(x.flatten(0, 1).movedim(-1, -3), (horizontal,) * 2 + (vertical,) * 2)
         for axis in (0, 1):
-            reach = self.window.dilation[axis] * (self.window.kernel[axis] - 1) + 1
-            images = images.unfold(2 + axis, reach, self.window.stride[axis])
-        return images[..., ::dy, ::dx].permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
+            images = images.unfold(2 + axis, self.window.kernel[axis], self.window.stride[axis])
+        return images.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
 
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return [k, B, height', width', outputs] of x [k, B, height, width, channels]."""
@@ -130,9 +125,8 @@ class Convolution:
             return out if bias is None else out + bias[:, None, None, None], patches
         # client by client: the library's convolution has one weight for all its images
         images, offsets = x.movedim(-1, -3), [None] * len(x) if bias is None else bias
-        settings = (self.window.stride, self.window.padding, self.window.dilation)
         outs = [
-            F.conv2d(*parts, *settings).movedim(-3, -1)
+            F.conv2d(*parts, self.window.stride, self.window.padding).movedim(-3, -1)
             for parts in zip(images, weight, offsets, strict=True)
         ]
         return torch.stack(outs), x
@@ -173,7 +167,7 @@ class Convolution:
         """Return torch's own gradient of the input (what = 0) or of the weight (1)."""
         window = self.window
         return torch.ops.aten.convolution_backward(
-            g, x, weight, None, window.stride, window.padding, window.dilation, False, (0, 0),
+            g, x, weight, None, window.stride, window.padding, (1, 1), False, (0, 0),
             groups, (what == 0, what == 1, False),
         )[what]  # fmt: skip
 
@@ -228,8 +222,7 @@ class Pool:
     def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return [k, B, height', width', channels]."""
         images = x.flatten(0, 1).movedim(-1, -3)
-        settings = (self.window.kernel, self.window.stride, self.window.padding)
-        out, where = torch.ops.aten.max_pool2d_with_indices(images, *settings)
+        out, where = torch.ops.aten.max_pool2d_with_indices(images, *astuple(self.window))
         return out.movedim(-3, -1).unflatten(0, x.shape[:2]).contiguous(), (images, where)
 
     def backward(
@@ -237,9 +230,8 @@ class Pool:
     ) -> tuple[torch.Tensor | None, Contractions]:
         """Return g at the maxima."""
         images, where = saved
-        settings = astuple(self.window)
         back = torch.ops.aten.max_pool2d_with_indices_backward(
-            g.flatten(0, 1).movedim(-1, -3), images, *settings, False, where
+            g.flatten(0, 1).movedim(-1, -3), images, *astuple(self.window), (1, 1), False, where
         )
         return back.movedim(-3, -1).contiguous().unflatten(0, g.shape[:2]), {}
 
@@ -274,10 +266,9 @@ def cross_entropy_gradient(logits: torch.Tensor, target: torch.Tensor) -> torch.
     Parameters
     ----------
     logits : [k, B, classes]
-    target : class indices [k, B] or soft labels [k, B, classes]
+    target : class indices [k, B]
     """
-    soft = target if target.dim() == 3 else F.one_hot(target, logits.shape[-1])
-    return torch.softmax(logits, -1) * soft.sum(-1, keepdim=True) - soft
+    return torch.softmax(logits, -1) - F.one_hot(target, logits.shape[-1])
 
 
 def layer_of(module: nn.Module, first: bool) -> Layer | None:
@@ -296,9 +287,12 @@ def layer_of(module: nn.Module, first: bool) -> Layer | None:
         return Dense(module.in_features, module.out_features, first)
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return Flat()
-    if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
-        if isinstance(module.padding, str):
-            return None
+    if type(module) is nn.Conv2d and not (
+        module.groups != 1
+        or module.dilation != (1, 1)
+        or module.padding_mode != "zeros"
+        or isinstance(module.padding, str)
+    ):
         return Convolution(module.in_channels, module.out_channels, Window.of(module), first)
     if type(module) is nn.MaxPool2d and not (
         module.ceil_mode or module.return_indices or module.dilation != 1

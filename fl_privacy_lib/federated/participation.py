@@ -1,14 +1,13 @@
-"""What is kept for an adversary, and what an engine is: taps, observations, local iterations."""
+"""What is kept for an adversary: taps, and what is observed there."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import astuple, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
 from fl_privacy_lib._checks import in_range, one_of
-from fl_privacy_lib.defenses import TAPS, ClientContext, Defense, Gradient
+from fl_privacy_lib.defenses import TAPS, Defense, Gradient
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
 
@@ -113,23 +112,3 @@ class Taps:
         """Keep what another collection's `records` hold."""
         for place, values, weights, truth in records:
             self.keep(Tap(*place), values, weights, truth)
-
-
-class Engine(Protocol):
-    """What computes the local iterations of some clients; `rounds` has the rest of a round."""
-
-    def train(
-        self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
-    ) -> list[Gradient]:
-        """Return each client's weights after its last iteration minus those before its first.
-
-        Parameters
-        ----------
-        batches : for each client, L arrays of positions in the training examples
-        contexts : one for each client, alone: what a stage sees does not depend on who is computed
-            beside it
-
-        Returns
-        -------
-        one update a client, tensors [1, …], before the stage per_client
-        """

@@ -9,11 +9,11 @@ and its clients share a generator.
 
 import torch
 
-from fl_privacy_lib._checks import positive, refuse
+from fl_privacy_lib._checks import refuse
 from fl_privacy_lib.defenses import STAGES, ClientContext, Defense, keyed_generator
 from fl_privacy_lib.federated.gradients import MarginLoss
 from fl_privacy_lib.federated.rounds import Examples
-from fl_privacy_lib.federated.simulation import RoundReport, Run
+from fl_privacy_lib.federated.simulation import RoundReport, Run, is_due
 from fl_privacy_lib.sampling import Plan
 
 WEIGHT = "0.weight"  # the name of the model's one tensor
@@ -26,7 +26,7 @@ def simulate_reports(
     loss: MarginLoss,
     *,
     evaluation: Examples | None = None,
-    evaluate_every: int | None = None,
+    evaluate_every: int = 1,
 ) -> Run:
     """Train a linear model from zero weights, each client holding one example.
 
@@ -37,7 +37,7 @@ def simulate_reports(
     defense : what fills ``per_client``, the only stage supported here; it is called once a round
         with all updates [K_t, 1, d], and with a single generator for all of them
     evaluation : examples to measure the accuracy on; a margin of 0 counts as class 0
-    evaluate_every : rounds between two accuracies; None: only after the last round
+    evaluate_every : rounds between two accuracies; the last round always has one
 
     Returns
     -------
@@ -55,30 +55,6 @@ def simulate_reports(
     (the paper's adaptation), ``local_lr`` = η with ``server_lr`` = 1 sends η times the gradient
     (its variant "-O").
     """
-    _check(train, plan, defense)
-    x, labels = train[0], train[1].to(train[0].dtype)
-    weight, history = x.new_zeros(x.shape[1]), []
-    state = defense.initial_state() if defense.initial_state else {}
-    every = evaluate_every or plan.rounds
-    positive(evaluate_every=every)
-    for round in range(plan.rounds):
-        chosen = plan.participants_of(round)
-        ids, index = chosen.tolist(), torch.from_numpy(chosen).to(x.device)
-        update = -plan.local_lr * loss.gradients(weight, x[index], labels[index])  # [K_t, d]
-        if defense.per_client:
-            generator = keyed_generator(x.device, plan.seed, round, "crowd")
-            ctx = ClientContext(round, ids, [generator], state=state, batch_size=1)
-            update = defense.apply("per_client", {WEIGHT: update[:, None]}, ctx)[WEIGHT][:, 0]
-        weight = weight + plan.server_lr / plan.participants * update.sum(0)
-        score = None
-        if evaluation and ((round + 1) % every == 0 or round + 1 == plan.rounds):
-            right = (evaluation[0] @ weight > 0) == (evaluation[1] > 0)
-            score = float(right.double().mean())
-        history.append(RoundReport(round, tuple(ids), score))
-    return Run({WEIGHT: weight[None]}, tuple(history), {}, {})
-
-
-def _check(train: Examples, plan: Plan, defense: Defense) -> None:
     refuse(
         {
             f"simulate_reports needs clients with one example each: local_iterations = "
@@ -94,3 +70,21 @@ def _check(train: Examples, plan: Plan, defense: Defense) -> None:
             if stage != "per_client"
         }
     )
+    x, labels = train[0], train[1].to(train[0].dtype)
+    weight, history = x.new_zeros(x.shape[1]), []
+    state = defense.initial_state() if defense.initial_state else {}
+    for round in range(plan.rounds):
+        chosen = plan.participants_of(round)
+        ids, index = chosen.tolist(), torch.from_numpy(chosen).to(x.device)
+        update = -plan.local_lr * loss.gradients(weight, x[index], labels[index])  # [K_t, d]
+        if defense.per_client:
+            generator = keyed_generator(x.device, plan.seed, round, "crowd")
+            ctx = ClientContext(round, ids, [generator], state=state, batch_size=1)
+            update = defense.apply("per_client", {WEIGHT: update[:, None]}, ctx)[WEIGHT][:, 0]
+        weight = weight + plan.server_lr / plan.participants * update.sum(0)
+        score = None
+        if evaluation and is_due(evaluate_every, plan, round):
+            right = (evaluation[0] @ weight > 0) == (evaluation[1] > 0)
+            score = float(right.double().mean())
+        history.append(RoundReport(round, tuple(ids), score))
+    return Run({WEIGHT: weight[None]}, tuple(history), {}, {})

@@ -27,7 +27,7 @@ from fl_privacy_lib.federated.compiled.engine import CompiledEngine
 from fl_privacy_lib.federated.compiled.network import Network
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy, example_gradients
 from fl_privacy_lib.federated.groups import Block
-from fl_privacy_lib.federated.participation import Engine, Examples, Tap, Taps
+from fl_privacy_lib.federated.participation import Examples, Tap, Taps
 from fl_privacy_lib.federated.stacked import Stack, StackedEngine
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
@@ -71,7 +71,8 @@ class Job:
 class GenericEngine:
     """Gradients by automatic differentiation, client by client: any model, any rule, every tap.
 
-    It is the oracle of the faster engines.
+    It is the oracle of the faster engines. An engine computes the local iterations of some clients;
+    the rest of a round is done here.
 
     Parameters
     ----------
@@ -85,7 +86,18 @@ class GenericEngine:
     def train(
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
     ) -> list[Gradient]:
-        """Return each client's update; see `Engine`."""
+        """Return each client's weights after its last iteration minus those before its first.
+
+        Parameters
+        ----------
+        batches : for each client, L arrays of positions in the training examples
+        contexts : one for each client, alone: what a stage sees does not depend on who is computed
+            beside it
+
+        Returns
+        -------
+        one update a client, tensors [1, …], before the stage per_client
+        """
         return list(map(self._client, batches, contexts))
 
     def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:
@@ -158,15 +170,18 @@ def _participations(
     """Yield every client's update as it leaves the client, in the order of ids, and its context."""
     common = (weights, job.train, job.plan, job.defense)
     generic = GenericEngine(job, weights, taps)
-    fast: Engine = generic
+    fast: GenericEngine | CompiledEngine | StackedEngine = generic
+    together = 1
     if isinstance(job.form, Network):
         fast = CompiledEngine(job.form, *common)
     elif job.form is not None:
         fast = StackedEngine(job.form, *common)
+        # only batches of equal sizes can be stacked
+        together = 1 if job.plan.batch_sampling == "poisson" else job.chunk
     # where somebody reads inside a client's iterations, its gradients have to be formed
     inside = {t.client for t in taps.wanted if t.round == round and t.stage in ("example", "batch")}
     for watched, clients in groupby(ids, key=inside.__contains__):
-        engine, width = (generic, 1) if watched else (fast, _stack_width(job))
+        engine, width = (generic, 1) if watched else (fast, together)
         for chunk in _pieces(tuple(clients), width):
             contexts = [_begin(job, client, round, state) for client in chunk]
             batches = [job.positions(client, round) for client in chunk]
@@ -174,17 +189,6 @@ def _participations(
                 leaving = job.defense.apply("per_client", update, ctx)
                 _keep_update(job, leaving, ctx, weights, taps)
                 yield leaving, ctx
-
-
-def _stack_width(job: Job) -> int:
-    """Return how many clients are stacked together.
-
-    On a CPU only clients whose batches have equal sizes are stacked: padding changes the shape of a
-    product and with it the last bits. On a GPU, where the bits are not promised, padding costs less
-    than training one client at a time.
-    """
-    padded_on_cpu = job.train[0].device.type == "cpu" and job.plan.batch_sampling == "poisson"
-    return 1 if not isinstance(job.form, Stack) or padded_on_cpu else job.chunk
 
 
 def _begin(job: Job, client: int, round: int, state: dict) -> ClientContext:

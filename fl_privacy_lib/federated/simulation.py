@@ -1,6 +1,6 @@
 """The simulation: rounds of participations, arrival, aggregation and evaluation."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
@@ -12,21 +12,13 @@ from fl_privacy_lib.data.partition import Partition
 from fl_privacy_lib.defenses.limits import noisy
 from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.federated import checkpoints
-from fl_privacy_lib.federated.checkpoints import Start
 from fl_privacy_lib.federated.compiled import compiled_form, compiled_hits
 from fl_privacy_lib.federated.compiled.network import Network
-from fl_privacy_lib.federated.fingerprint import (
-    Fingerprint,
-    disagreement,
-    fingerprint,
-    surroundings,
-)
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy
-from fl_privacy_lib.federated.groups import Group
+from fl_privacy_lib.federated.groups import Group, current_group, launch
 from fl_privacy_lib.federated.participation import Observation, Tap, Taps
 from fl_privacy_lib.federated.rounds import Examples, Job, block_sums, blocks_of, serve
 from fl_privacy_lib.federated.stacked import Stack, stacked_form
-from fl_privacy_lib.federated.workers import current_group, launch
 from fl_privacy_lib.models import Parameters, call, check_per_example, parameters_of
 from fl_privacy_lib.sampling import Plan
 
@@ -88,7 +80,7 @@ def simulate(
     evaluation: Examples | None = None,
     evaluate_every: int = 1,
     on_round: Callable[[RoundReport], None] | None = None,
-    engine: str | Sequence[str] = "generic",
+    engine: str = "generic",
     clients_per_chunk: int | None = None,
     workers: int = 1,
     checkpoint: Path | str | None = None,
@@ -109,7 +101,7 @@ def simulate(
     evaluation : examples to measure the accuracy on, every `evaluate_every` rounds and after the
         last
     on_round : called with each round's report, e.g. a progress bar's update
-    engine : {'auto', 'compiled', 'stacked', 'generic'}, or several of the last three by preference
+    engine : {'auto', 'compiled', 'stacked', 'generic'}
         'generic' takes every example's gradient by automatic differentiation, one client at a time:
         any model. 'stacked' is faster for the layers that `federated.layers` knows and for defences
         whose local stages are data. 'compiled' is the fastest, for the papers' CNN and MLP, on a
@@ -154,8 +146,10 @@ def simulate(
         job = Job(model, train, partition, plan, defense, form, clients_per_chunk or chunk, loss)
         _check(job, collected, group, workers)
         if checkpoint or group.size > 1:
-            monitor.parts = fingerprint(job, collected.wanted)
-    if differing := disagreement(group.gather(monitor.parts | surroundings(job))):
+            monitor.parts = checkpoints.fingerprint(job, collected.wanted)
+    if differing := checkpoints.disagreement(
+        group.gather(monitor.parts | checkpoints.surroundings(job))
+    ):
         raise InputError(
             f"the {group.size} processes were not given the same run ({differing}): start all of "
             "them with one script, the same settings, seeds, data and versions."
@@ -187,11 +181,11 @@ class Monitor:
     on_round: Callable[[RoundReport], None] | None = None
     checkpoint: Path | None = None
     save_every: int = 1
-    parts: Fingerprint = field(default_factory=dict)
+    parts: checkpoints.Fingerprint = field(default_factory=dict)
 
     def accuracy_after(self, job: Job, weights: Parameters, round: int) -> float | None:
         """Return the accuracy if this round is one to evaluate."""
-        if self.evaluation is None or not _is_due(self.every, job, round):
+        if self.evaluation is None or not is_due(self.every, job.plan, round):
             return None
         return evaluate(job.model, weights, self.evaluation, isinstance(job.form, Network))
 
@@ -199,19 +193,19 @@ class Monitor:
         self, job: Job, weights: Parameters, state: dict, history: list[RoundReport], taps: Taps
     ) -> None:
         """Save the state after the last round if it is one to save, and report it."""
-        if self.checkpoint and _is_due(self.save_every, job, history[-1].round):
+        if self.checkpoint and is_due(self.save_every, job.plan, history[-1].round):
             start = (weights, state, [astuple(report) for report in history])
             checkpoints.save(self.checkpoint, self.parts, start, taps)
         if self.on_round:
             self.on_round(history[-1])
 
 
-def _is_due(every: int, job: Job, round: int) -> bool:
+def is_due(every: int, plan: Plan, round: int) -> bool:
     """Return whether a round is one of every so many, or the last."""
-    return (round + 1) % every == 0 or round + 1 == job.plan.rounds
+    return (round + 1) % every == 0 or round + 1 == plan.rounds
 
 
-def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: Group) -> Start:
+def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: Group) -> checkpoints.Start:
     """Return where the run begins: at the first process's checkpoint, or at round 0."""
     path, content = monitor.checkpoint, None
     with group.together():
@@ -225,7 +219,9 @@ def _start(job: Job, taps: Taps, monitor: Monitor, resume: bool, group: Group) -
     return weights, job.defense.initial_state() if job.defense.initial_state else {}, []
 
 
-def _run(group: Group, job: Job, start: Start, taps: Taps, monitor: Monitor | None = None) -> Run:
+def _run(
+    group: Group, job: Job, start: checkpoints.Start, taps: Taps, monitor: Monitor | None = None
+) -> Run:
     """Run the rounds that are left, as one process of the group.
 
     Parameters
@@ -251,15 +247,12 @@ def _form(
     model: nn.Module,
     train: Examples,
     defense: Defense,
-    engine: str | Sequence[str],
+    engine: str,
     loss: Loss,
 ) -> Network | Stack | None:
     """Return the model in the form of the first engine that can do the work, None for 'generic'."""
-    names = ENGINES if engine == "auto" else (engine,) if isinstance(engine, str) else tuple(engine)
-    for name in names:
-        one_of(("auto", *ENGINES) if isinstance(engine, str) else ENGINES, engine=name)
-    reason = ""
-    for name in names:
+    one_of(("auto", *ENGINES), engine=engine)
+    for name in ENGINES if engine == "auto" else (engine,):
         if name == "generic":
             return None
         form: Network | Stack | str = f"the clients minimise {loss}, a loss"
@@ -267,9 +260,8 @@ def _form(
             form = (compiled_form if name == "compiled" else stacked_form)(model, train, defense)
         if not isinstance(form, str):
             return form
-        reason = reason or form
     raise InputError(
-        f"engine = {engine!r} is not possible, since {reason} that it does not know: use 'auto'."
+        f"engine = {engine!r} is not possible, since {form} that it does not know: use 'auto'."
     )
 
 

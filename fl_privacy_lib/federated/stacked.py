@@ -104,7 +104,6 @@ class Stack:
         y: torch.Tensor,
         factors: Factors | None,
         out: torch.Tensor,
-        mask: torch.Tensor | None = None,
     ) -> Gradient:
         """Add the sum of the examples' gradients, each clipped, to the memory `out` [k, P].
 
@@ -113,16 +112,13 @@ class Stack:
         weights : from `views`
         x, y : examples [k, B, …] and labels
         factors : from norms to what each example is multiplied with; None: no norms are taken
-        mask : [k, B], 0 or False where an example counts for nothing; None: all count
 
         Returns
         -------
         norms [k, B] by parameter name, before clipping; empty without `factors`
         """
         slices: list[Gradient] = []
-        mask = torch.ones(y.shape[:2], device=y.device) if mask is None else mask
-        parts = (tensor.split(BATCH_SLICE, 1) for tensor in (x, y, mask))
-        for part in zip(*parts, strict=True):
+        for part in zip(x.split(BATCH_SLICE, 1), y.split(BATCH_SLICE, 1), strict=True):
             contractions = self._contractions(weights, factors is not None, *part)
             norms = {name: c.norms() for name, c in contractions.items()} if factors else {}
             scale = factors(norms) if factors else {}
@@ -132,7 +128,7 @@ class Stack:
         return {name: torch.cat([norms[name] for norms in slices], 1) for name in slices[0]}
 
     def _contractions(
-        self, weights: Views, apart: bool, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor
+        self, weights: Views, apart: bool, x: torch.Tensor, y: torch.Tensor
     ) -> Contractions:
         """Run the network forwards and backwards; return the gradients by parameter name."""
         if self.crop:
@@ -141,7 +137,7 @@ class Stack:
         for layer, tensors in zip(self.layers, weights, strict=True):
             x, needed = layer.forward(tensors, x)
             saved.append(needed)
-        g: Any = cross_entropy_gradient(x, y) * mask[..., None]
+        g: Any = cross_entropy_gradient(x, y)
         sums: dict[tuple[int, str], Contraction] = {}
         for i in reversed(range(self.first, len(self.layers))):
             g, gradients = self.layers[i].backward(weights[i], g, saved.pop(), apart)
@@ -258,7 +254,7 @@ def local_noise(defense: Defense, batch_size: int, round: int) -> float:
 
 @dataclass(frozen=True)
 class StackedEngine:
-    """The local iterations of several clients together; batches of different sizes are padded.
+    """The local iterations of several clients together, whose batches have the same size.
 
     Parameters
     ----------
@@ -276,7 +272,7 @@ class StackedEngine:
     def train(
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
     ) -> list[Gradient]:
-        """Return each client's update; see `participation.Engine`."""
+        """Return each client's update; see `rounds.GenericEngine`."""
         stack, plan, round = self.stack, self.plan, contexts[0].round
         start = stack.pack(self.weights, len(contexts))
         # accumulated apart from the weights: subtracting these at the end would lose low-order bits
@@ -287,15 +283,14 @@ class StackedEngine:
         factors = self._factors(round, late_rule)
         std = local_noise(self.defense, plan.batch_size, round) * plan.batch_size
         for iteration, positions in enumerate(zip(*batches, strict=True)):
-            index, mask = _pad(positions, self.examples[0].device)
+            index = torch.from_numpy(np.stack(positions)).to(self.examples[0].device)
             x, y = self.examples[0][index], self.examples[1][index]
             _fill(step, contexts, std)
-            norms = stack.add_gradients(views, x, y, factors, step, mask) if x.shape[1] else {}
+            norms = stack.add_gradients(views, x, y, factors, step) if x.shape[1] else {}
             if late_rule or iteration == plan.local_iterations - 1:  # else no stage reads these
-                for i, (ctx, batch) in enumerate(zip(contexts, positions, strict=True)):
-                    rows = (slice(i, i + 1), slice(len(batch)))
-                    ctx.iteration, ctx.examples = iteration, (x[rows], y[rows])
-                    ctx.norms = {name: n[rows] for name, n in norms.items()} or None
+                for i, ctx in enumerate(contexts):
+                    ctx.iteration, ctx.examples = iteration, (x[i : i + 1], y[i : i + 1])
+                    ctx.norms = {name: n[i : i + 1] for name, n in norms.items()} or None
             if late_rule:
                 self._step_by_rule(update, step, contexts)
             else:
@@ -323,21 +318,6 @@ class StackedEngine:
             changed = self.defense.apply("per_batch", mean, ctx)
             for name, u in self.stack.unpack(update[i : i + 1]).items():
                 u.sub_(self.plan.local_lr * changed[name])
-
-
-def _pad(
-    batches: Sequence[np.ndarray], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the positions of all clients' batches, [k, B], and where they are no padding, [k, B].
-
-    The latter is None where all batches have the same size.
-    """
-    sizes = np.array([len(batch) for batch in batches])
-    mask = np.arange(sizes.max()) < sizes[:, None]
-    padded = np.zeros(mask.shape, dtype=np.int64)
-    padded[mask] = np.concatenate(batches)
-    index = torch.from_numpy(padded).to(device)
-    return index, None if mask.all() else torch.from_numpy(mask).to(device)
 
 
 def _fill(step: torch.Tensor, contexts: Sequence[ClientContext], std: float) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from fl_privacy_lib import metrics
-from fl_privacy_lib.attacks.evidence import stacked
-from fl_privacy_lib.attacks.labels import infer_labels
+from fl_privacy_lib.attacks.evidence import infer_labels, stacked
 from fl_privacy_lib.attacks.learned import LearnedInverter, train
 from fl_privacy_lib.chapters.adaptive_attacks.grid import (
     LearnedCell,

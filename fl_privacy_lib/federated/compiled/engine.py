@@ -51,7 +51,7 @@ class CompiledEngine:
     def train(
         self, batches: Sequence[Sequence[np.ndarray]], contexts: Sequence[ClientContext]
     ) -> list[Gradient]:
-        """Return each client's update; see `participation.Engine`."""
+        """Return each client's update; see `rounds.GenericEngine`."""
         return list(map(self._client, batches, contexts))
 
     def _client(self, batches: Sequence[np.ndarray], ctx: ClientContext) -> Gradient:

@@ -5,7 +5,6 @@ A `Training` is one cell of the paper's tables; `measure` trains it for all its 
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -271,7 +270,7 @@ def train(
     seed: int,
     device: torch.device,
     checkpoint: Path,
-    engine: str | Sequence[str] = ENGINE,
+    engine: str = ENGINE,
 ) -> dict[str, Any]:
     """Train one seed and return what `measure` collects."""
     taken, earlier = "", _clock(checkpoint)

@@ -46,8 +46,8 @@ def measure(point: Audit, device: Any) -> Result:
         np.zeros(point.canaries), plan.batch_size / len(start.train[1]) if drawn else 1.0,
         point.every, point.seed,
     )  # fmt: skip
-    training = replace(defense, per_batch=stage)
-    simulate(start.model, start.train, start.partition, plan, training, engine="auto")
+    watched = replace(defense, per_batch=stage)
+    simulate(start.model, start.train, start.partition, plan, watched, engine="auto")
     right = one_run.right_guesses(stage.scores, stage.present, point.guesses)
     sure = one_run.audited_epsilon(right, point.guesses, point.canaries, spending.DELTA)
     return {"audited": np.array(sure)}

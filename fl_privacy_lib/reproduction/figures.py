@@ -298,7 +298,8 @@ def value_chart(
         style, shift = styles[standing], list(styles).index(standing) - (len(styles) - 1) / 2
         row = names.index(name) + several * 0.19 * shift
         if not several:
-            axes.annotate(f"{value:.3g}", (value, row), (9, 0), textcoords="offset points",
+            digits = f"{value:#.3g}" if scale == "linear" else f"{value:.3g}"
+            axes.annotate(digits.rstrip("."), (value, row), (9, 0), textcoords="offset points",
                           va="center", fontsize=9,
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
         axes.errorbar(value, row, xerr=spread[0] if spread else None, fmt=style["marker"],

@@ -78,3 +78,12 @@ def test_a_value_chart_puts_equal_names_in_a_row_and_draws_their_spread():
     assert not axes.texts
     one_a_row = figures.value_chart([("a", 2.0, "one"), ("b", 3.0, "other")], "x").axes[0]
     assert [text.get_text() for text in one_a_row.texts] == ["2", "3"]
+
+
+def test_a_name_keeps_its_style_in_every_figure_where_an_order_is_given():
+    order = ("none", "printed", "code")
+    some = figures.line_styles({"": {"code": ([], []), "other": ([], [])}}, order)
+    others = figures.line_styles({"a": {"none": ([], [])}, "b": {"code": ([], [])}}, order)
+    assert some["code"] == others["code"] == figures.SERIES[2]
+    assert list(some) == ["code", "other"] and some["other"] == figures.SERIES[3]
+    assert figures.line_styles({"": {"code": ([], [])}})["code"] == figures.SERIES[0]

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_privacy_lib.data.decoders import decode_features
 from fl_privacy_lib.data.scattering import features, scattering
-from fl_privacy_lib.data.specs import DATASETS, of_features
+from fl_privacy_lib.data.specs import DATASETS
 
 PLACE = torch.arange(32.0)
 WAVES = (0.5 + 0.5 * torch.sin(0.7 * PLACE)[:, None] * torch.cos(0.3 * PLACE))[None, None]
@@ -101,11 +102,12 @@ def test_the_data_set_has_features_in_place_of_images():
     spec = DATASETS["cifar10"]
     arrays = {"train_images": IMAGES, "train_labels": np.arange(5), "test_images": IMAGES[:2],
               "test_labels": np.arange(2)}  # fmt: skip
-    (plain,) = (layout for layout in spec.layouts if "Parquet" in layout.note)
-    made = of_features(plain.__class__(plain.files, lambda paths: dict(arrays), plain.note))
-    decoded = made.decode([])
+    decoded = decode_features([], images=lambda paths: dict(arrays))
     np.testing.assert_array_equal(decoded["train_images"], features(IMAGES))
     np.testing.assert_array_equal(decoded["test_labels"], np.arange(2))
     twin = DATASETS["cifar10_scattering"]
     assert [layout.files for layout in twin.layouts] == [layout.files for layout in spec.layouts]
+    assert [layout.decode.keywords["images"] for layout in twin.layouts] == [
+        layout.decode for layout in spec.layouts
+    ]
     assert twin.kind == "tabular"

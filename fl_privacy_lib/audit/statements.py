@@ -72,6 +72,13 @@ class Statement:
     adversary: str
     reasons: tuple[Reason, ...]
 
+    def __str__(self) -> str:
+        return (
+            f"{self.reading}: ε = {self.epsilon:.4g} at δ = {self.delta:.3g} for one {self.unit} "
+            f"({self.relation}); "
+            f"sampling: {self.sampling}; accountant: {self.accountant}; against {self.adversary}"
+        )
+
 
 @dataclass(frozen=True)
 class Statements:

@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +131,14 @@ def decode_cifar_pickles(paths: Sequence[Path]) -> Arrays:
         arrays[f"{part}_images"] = np.asarray(data.data, np.uint8)  # [N, 32, 32, 3]
         arrays[f"{part}_labels"] = np.asarray(data.targets, np.int64)
     return arrays
+
+
+def decode_features(paths: Sequence[Path], images: Callable[[Sequence[Path]], Arrays]) -> Arrays:
+    """Return what `images` decodes, with scattering features [N, F] in place of the images."""
+    from fl_privacy_lib.data.scattering import features  # brings torch, which takes seconds
+
+    arrays = images(paths)
+    return arrays | {n: features(arrays[n]) for n in ("train_images", "test_images")}
 
 
 def decode_lfw(paths: Sequence[Path]) -> Arrays:

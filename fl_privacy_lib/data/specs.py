@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fl_privacy_lib.data import decoders, download, scattering, splits, tabular
+from fl_privacy_lib.data import decoders, download, splits, tabular
 from fl_privacy_lib.data.files import Arrays, Layout
 from fl_privacy_lib.data.splits import About, Parts
 
@@ -87,10 +85,8 @@ def _synthetic(title: str, records: int, columns: int, remark: str = "") -> Spec
 
 def _describe_cut(train: int, validation: int) -> str:
     """Return the sentence on records that were cut at random."""
-    return (
-        f"{train:,} records for training and {validation:,} to validate, shuffled once "
-        f"(seed {splits.SPLIT_SEED}), not stratified; no test records."
-    )
+    return (f"{train:,} records for training and {validation:,} to validate, shuffled once "
+            f"(seed {splits.SPLIT_SEED}), not stratified; no test records.")  # fmt: skip
 
 
 _SCALED = (
@@ -325,43 +321,29 @@ DATASETS: dict[str, Spec] = {
         fetch=download.kdd99,
     ),
     "syn_l": _synthetic("syn-L", 60_000, 100),
-    "syn_h": _synthetic(
-        "syn-H", 100_000, 300, ", as for syn-L, since the paper gives none for syn-H"
-    ),
+    "syn_h": _synthetic("syn-H", 100_000, 300, ", as for syn-L; the paper gives none for syn-H"),
 }
 
 
-def of_features(layout: Layout) -> Layout:
-    """Return a layout of images whose decoder makes features of them."""
-
-    def decode(paths: Sequence[Path]) -> Arrays:
-        arrays = layout.decode(paths)
-        images = {n: scattering.features(arrays[n]) for n in ("train_images", "test_images")}
-        return arrays | images
-
-    return replace(layout, decode=decode)
-
-
+CIFAR = DATASETS["cifar10"]
 DATASETS["cifar10_scattering"] = replace(
-    DATASETS["cifar10"],
-    title="CIFAR-10, scattering transform",
-    kind="tabular",
-    layouts=tuple(of_features(layout) for layout in DATASETS["cifar10"].layouts),
-    build=partial(splits.cut_tail, classes=splits.CIFAR_CLASSES, scaled=np.asarray),
-    note=f"{DATASETS['cifar10'].note} In place of an image stand 3,888 features: its scattering "
-    "transform with two scales and eight angles, means of 2 x 2 places, nine channels at a time "
-    "normalised within the image. Made once in ten minutes of a core, and kept in 800 MB.",
-)
+    CIFAR, title="CIFAR-10, scattering transform", kind="tabular",
+    layouts=tuple(replace(a, decode=partial(decoders.decode_features, images=a.decode))
+                  for a in CIFAR.layouts),
+    build=partial(splits.cut_tail, classes=splits.CIFAR_CLASSES, scaled=lambda features: features),
+    note=f"{CIFAR.note} In place of an image stand 3,888 features: its scattering transform with "
+    "two scales and eight angles, means of 2 x 2 places, nine channels at a time normalised "
+    "within the image.",
+)  # fmt: skip
 
 
 def _standardised(spec: Spec) -> Spec:
     """Return a tabular data set with z-scores in place of its scaled columns."""
     return replace(
-        spec,
-        title=f"{spec.title}, z-scored",
+        spec, title=f"{spec.title}, z-scored",
         build=lambda arrays: splits.standardised(spec.build(arrays)),
         note=f"{spec.note} Then each column is z-scored over the training records.",
-    )
+    )  # fmt: skip
 
 
 DATASETS |= {f"{name}_z": _standardised(DATASETS[name]) for name in ("adult", "cancer")}

@@ -140,6 +140,7 @@ class Plan:
         InputError
             If there is no such round.
         """
+        whole_number(0, round=round)
         in_range(0, self.rounds - 1, round=round)
         if self.client_sampling == "one_pass":
             epoch, place = divmod(round, self.clients // self.participants)
@@ -176,6 +177,7 @@ class Plan:
         InputError
             If there is no such client or round, or a batch is larger than n.
         """
+        whole_number(0, client=client, round=round)
         in_range(0, self.clients - 1, client=client)
         in_range(0, self.rounds - 1, round=round)
         self._check_holds_a_batch(client_size)

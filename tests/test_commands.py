@@ -150,7 +150,7 @@ def test_the_lab_copies_a_chapter_once(monkeypatch, tmp_path):
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):
     (tmp_path / "runs").touch()
-    with pytest.raises(InputError, match="runs/probe could not be written"):
+    with pytest.raises(InputError, match="runs cannot be written"):
         execution.check_disk(tmp_path / "runs")
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fl_privacy_lib.accounting.events import Floats, Ledger, Spending
+from fl_privacy_lib.accounting.events import Floats, Ledger, Spending, check_delta
 
 Theorem = Literal["base", "advanced", "advanced_tanh", "optimal", "optimal_third_term"]
 
@@ -47,6 +47,7 @@ def step_epsilon(
     >>> print(f"{float(step_epsilon(6.0)):.5f} {float(step_epsilon(6.0, decimals=3)):.5f}")
     0.80747 0.80700
     """
+    check_delta(step_delta=step_delta)
     epsilon = np.sqrt(2 * np.log(1.25 / step_delta)) / np.asarray(
         noise_multiplier, dtype=np.float64
     )

@@ -111,6 +111,7 @@ def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats
     >>> noise_of_epsilon(np.array([0.30747, 1.30747])).round(2)
     array([15.76,  3.71])
     """
+    positive(epsilons=float(np.min(epsilons)))
     return step_epsilon(epsilons, step_delta)  # the bound is its own inverse: z ε = const
 
 

@@ -1,8 +1,8 @@
 """Loading a data set by name: `available`, `verify`, `fetch` and `load`.
 
-The first three read no image, so that a notebook can refuse a wrong parameter before anything heavy
-is imported. Files are looked for in a data folder that the caller names; the library reads no
-environment.
+The first three read no image (but `verify` a reader's own), so that a notebook can refuse a wrong
+parameter before anything heavy is imported. Files are looked for in a data folder that the caller
+names; the library reads no environment.
 """
 
 from collections.abc import Sequence

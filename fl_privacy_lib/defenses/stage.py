@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fl_privacy_lib._checks import InputError, in_range
+from fl_privacy_lib._checks import InputError, in_range, one_of
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.schedule import Scheduled, value_at
 
@@ -91,6 +91,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         in_range(0, float("inf"), scale=self.at(0), factor=self.factor)
+        one_of(["bound", "l2_max", "median", "fixed"], level=self.level)
 
     def at(self, round: int) -> float:
         """Return σ of a round."""

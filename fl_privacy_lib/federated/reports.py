@@ -9,7 +9,7 @@ and its clients share a generator.
 
 import torch
 
-from fl_privacy_lib._checks import refuse
+from fl_privacy_lib._checks import refuse, whole_number
 from fl_privacy_lib.defenses import STAGES, ClientContext, Defense, keyed_generator
 from fl_privacy_lib.federated.gradients import MarginLoss
 from fl_privacy_lib.federated.rounds import Examples
@@ -70,6 +70,7 @@ def simulate_reports(
             if stage != "per_client"
         }
     )
+    whole_number(1, evaluate_every=evaluate_every)
     x, labels = train[0], train[1].to(train[0].dtype)
     weight, history = x.new_zeros(x.shape[1]), []
     state = defense.initial_state() if defense.initial_state else {}

@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,15 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import psutil
-
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
 from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, ROOT, data_root, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress
-from fl_privacy_lib.reproduction.records import other_rows, write_table
 from fl_privacy_lib.reproduction.settings import Settings
 
 NEEDED_MIB = 500  # free disk that executing and building ask for, with a margin
@@ -34,9 +30,14 @@ def check_disk(folder: Path) -> None:
     InputError
         If the folder cannot be written or its disk is too full.
     """
-    probe = folder / "probe"
-    write_atomically(probe, b"")
-    probe.unlink()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written ({error.strerror}): make it a writable folder."
+        ) from None
     free = shutil.disk_usage(folder).free // 2**20
     if free < NEEDED_MIB:
         raise InputError(
@@ -68,7 +69,7 @@ def resolved(settings: Settings) -> Settings:
         verify(dataset, root)
         if settings.needs_images and dataset in DATASETS and DATASETS[dataset].kind != "image":
             raise InputError(
-                f"dataset = {dataset!r} has no images to reconstruct: "
+                f"dataset = {dataset!r} has no images, and this chapter needs them: "
                 "use digits, mnist, lfw or cifar10."
             )
     names = {"dataset": name, "batch_dataset": batch}
@@ -154,6 +155,10 @@ def measure_times(
     ----------
     chapters : their settings classes. The rows of others stay.
     """
+    import pandas as pd
+
+    from fl_privacy_lib.reproduction.records import other_rows, write_table
+
     for kind in chapters:
         rows: list[Any] = other_rows(path, "chapter", [kind.notebook[:2]])
         rows += [_time_chapter(kind, profile) for profile in ("smoke", "quick")]
@@ -189,6 +194,8 @@ def _time_chapter(kind: type[Settings], profile: str) -> dict[str, object]:
 
 def _peak_memory(done: threading.Event) -> int:
     """Return the most MiB that this process and its children hold together until `done` is set."""
+    import psutil
+
     me, peak = psutil.Process(), 0
     while not done.wait(0.5):
         total = 0

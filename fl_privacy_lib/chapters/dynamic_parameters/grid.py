@@ -86,10 +86,13 @@ READINGS: list[Arm] = [
     ("dp_baseline", {"setting": "none"}),
 ]
 FITTED = (0.25, 0.025)  # C_0 and C_T, the best of `fit`; a test holds the record to it
-COUNTED = (6.0**-2 - (BATCHES["mnist"] / 20) ** -2) ** -0.5
-"""σ beside quantile clipping's noisy counts, of standard deviation B/20: σ⁻² + (B/20)⁻² = 6⁻²."""
+COUNTED = round((6.0**-2 - (BATCHES["mnist"] / 20) ** -2) ** -0.5, 5)
+"""σ beside quantile clipping's noisy counts, of standard deviation B/20: σ⁻² + (B/20)⁻² = 6⁻².
+
+Rounded, as below, to the digits of a record: a search has to find its own tries there.
+"""
 REPAIRS: list[Arm] = [
-    ("dp_flat", {"noise_scale": 6.0 / 3**0.5}),
+    ("dp_flat", {"noise_scale": round(6.0 / 3**0.5, 4)}),
     ("dp_dyns_cdecay", {"clip_norm": FITTED[0], "clip_end": FITTED[1]}),
     ("quantile_clip", {"noise_scale": COUNTED}),
 ]

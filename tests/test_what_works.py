@@ -22,6 +22,8 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.accounting.events import Event
+from fl_privacy_lib.chapters.adaptive_attacks import grid as attackers
+from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
 from fl_privacy_lib.chapters.what_works import grid, run
 from fl_privacy_lib.chapters.what_works.calculator import noise_explorer, noise_needed
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
@@ -34,6 +36,7 @@ from fl_privacy_lib.defenses.rules import QuantileNorm
 from fl_privacy_lib.defenses.transformations import Momentum
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.reproduction.experiments import training
+from fl_privacy_lib.reproduction.experiments.cells import Cell
 from fl_privacy_lib.reproduction.experiments.searching import judged
 from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.sampling import Plan
@@ -329,6 +332,32 @@ def test_the_calculators_start_is_the_recipe_with_a_coarser_accountant():
     assert f"standard deviation {long:.3g} times C" in explorer._repr_html_()
 
 
+# ---- attacks on the sum, in chapter 02's records -------------------------------------------------
+
+
+def test_the_attacked_sums_and_uploads_carry_the_frontiers_noise():
+    tables = attackers.recorded_grid(AdaptiveAttacks.of_profile("full"), ("mnist",))
+    whole = [grid.NOISE[epsilon] for epsilon in (0.82, 3.0, 8.0)]
+    shares = [round(noise_share(scale, SummedTraining("mnist").summed), 4) for scale in whole]
+    for table in ("attacks/sum", "attacks/sum_learned"):
+        scales = dict.fromkeys(cell.noise_scale for cell in tables[table])
+        assert list(scales) == [0.0, *shares, *whole]
+        assert all(c.clip_norm == SummedTraining("mnist").clip_norm for c in tables[table])
+
+
+def test_the_attacked_view_is_the_sum_without_all_other_examples():
+    """A batch of one leaves the route's noisy sum as what an example shows in chapter 02."""
+    point = replace(SummedTraining("digits", noise_scale=0.768), batch_size=1)
+    cell = replace(
+        attackers._sums("digits", Cell, ("clip_aware",), {})[-1], noise_scale=point.noise_scale
+    )
+    clip = Clip(point.clip_norm, "all")
+    assert cell.defense.per_example == PerExample(clip, point.noise_scale)
+    assert point.defense.per_example == PerExample(clip)
+    assert point.defense.per_batch == BatchNoise(clip, point.noise_scale)
+    assert cell.defense.per_example.example_std(1) == pytest.approx(0.0768)
+
+
 # ---- cells and grid ------------------------------------------------------------------------------
 
 
@@ -385,7 +414,8 @@ def test_parts_have_names_of_their_own_and_tables_that_are_judged(tmp_path):
     claims = yaml.safe_load((ROOT / "results/claims.yml").read_text())
     wanted = {c["table"] for c in claims if c["chapter"] == "10" and "table" in c}
     recorded = {part.table for part in parts}
-    assert wanted and wanted <= recorded & set(known)
+    attacked = {"attacks/sum", "attacks/sum_learned"}  # with chapter 02's attackers, by its recorder
+    assert wanted >= attacked and wanted <= (recorded | attacked) & set(known)
     (asked, *rest) = (part.rows(part.datasets) for part in parts)
     assert len(asked) == 7 and {p.rounds for row in asked for p in row.points} == {40}
     assert not any(rows for part, rows in zip(parts[1:], rest, strict=True)

@@ -88,6 +88,9 @@ METHODS: dict[str, Method] = {
         "slices and compensation", compensation.risk_compensated, live=False
     ),
     "pld": Method("Soteria", representation.soteria, live=False),
+    "dp_fedsgd": Method(  # what a sum shows of one example to who knows all others
+        "DP-FedSGD", partial(m.fed_cdp, scope="all"), live=False
+    ),
     "clipped": Method(
         "clipping alone",
         lambda clip_norm: m.fed_cdp(clip_norm=clip_norm, noise_scale=0.0),

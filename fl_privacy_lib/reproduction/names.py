@@ -94,7 +94,6 @@ NAMES = {
 }
 NAMES |= {
     "what_works": "What works",
-    "dp_fedsgd": "DP-FedSGD",
     "distributed_noise": "distributed noise, secure aggregation",
     "sees_sums": "anyone who sees every sum",
     "sees_updates": "anyone who sees every client's update",

@@ -33,6 +33,9 @@ class LearnedCell(Cell):
 
 DATASETS = ("mnist", "cifar10", "lfw")
 NOISE = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0, 10.0)
+SUMS = (3.212, 1.234, 0.768)
+"""σ of chapter 10's sums, at a proved ε of .82, 3 and 8; a test holds them to its grid."""
+SUM_CLIP, SUM_CLIENTS = 0.1, 1000
 PRUNED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -85,6 +88,8 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
         "fed_alpha_cdp/table_3": _alpha(datasets, shared),
         "attacks/learned": _learned(first, shared),
         "fed_alpha_cdp/table_3_rest": _table_3_rest(datasets, shared),
+        "attacks/sum": _sums(first, Cell, ("clip_aware", "layer_cosine"), shared),
+        "attacks/sum_learned": _sums(first, LearnedCell, ("learned",), shared),
         "attacks/control": cells("clipped", arm="patient")
         + cells("gaussian", level=3e-2, arm="patient"),
         "attacks/batches": _batches(datasets, shared),
@@ -134,6 +139,19 @@ def _learned(dataset: str, shared: dict[str, Any]) -> list[Cell]:
     levels = [("gaussian", std) for std in NOISE] + [("clipped", 0.0), ("clipped_gaussian", 1e-2),
               ("clipped_gaussian", 1e-1)]  # fmt: skip
     return [LearnedCell(dataset, method, level, **shared) for method, level in levels]
+
+
+def _sums(
+    dataset: str, kind: type[Cell], arms: tuple[str, ...], shared: dict[str, Any]
+) -> list[Cell]:
+    """Return attacks on one example behind chapter 10's sum, of who knows all others.
+
+    First without noise, then with one client's share of it, as if its upload were seen, and then
+    with all of it.
+    """
+    scales = (0.0, *(round(scale / SUM_CLIENTS**0.5, 4) for scale in SUMS), *SUMS)
+    return [kind(dataset, "dp_fedsgd", arm=arm, clip_norm=SUM_CLIP, noise_scale=scale, **shared)
+            for scale in scales for arm in arms]  # fmt: skip
 
 
 def _table_3_rest(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:

@@ -54,6 +54,8 @@ def test_the_parts_stand_in_order(path):
     assert titles[:body] == PARTS[:body]
     assert titles[body - len(PARTS) + 1 :] == PARTS[body + 1 :]
     assert len(titles) > len(PARTS) - 1, "a chapter has a body"
+    advice = text.partition("## So, what to do?")[2].partition("## Further reading")[0]
+    assert path.stem == "10_what_works" or "{doc}`10_what_works`" in advice
     first_screen = text.split("## ")[0]
     assert re.match(rf"# {int(path.stem[:2])}\. ", text)
     assert "{admonition} What this chapter reproduces" in first_screen

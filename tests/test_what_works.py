@@ -207,17 +207,24 @@ def test_every_step_of_the_waterfall_has_the_claimed_epsilon_and_as_many_gradien
     assert ends[[*grid.STEPS].index("momentum")] == grid.middle_of(FULL, **grid.MOMENTUM)
 
 
-def test_proved_epsilon_agrees_with_two_peers():
+SAMPLED = [
+    *((grid.training(FULL, "mnist", epsilon), 60_000) for epsilon in grid.NOISE),
+    *((cell.point, 50_000) for cell in grid.PARTS["features"][2](FULL, "cifar10_scattering")),
+    *((cell.point, 1) for cell in grid.client_cells(FULL, "mnist") if cell.point.clients == 1000),
+]
+"""Every recorded point whose ε comes from drawing, with N; other numbers of clients are alike."""
+
+
+@pytest.mark.parametrize("point, examples", SAMPLED)
+def test_proved_epsilon_agrees_with_two_peers(point, examples):
     opacus = pytest.importorskip("opacus.accountants")
-    point = grid.training(FULL, "mnist", grid.CLAIMED)
-    (event,) = point.events(60_000)
+    (event,) = point.events(examples)
     ours = spend(event, "pld", DELTA).epsilon
-    google = PLDAccountant().compose(
-        PoissonSampledDpEvent(event.sampling_rate, GaussianDpEvent(event.noise_multiplier)), 400
-    )
+    drawn = PoissonSampledDpEvent(event.sampling_rate, GaussianDpEvent(event.noise_multiplier))
+    google = PLDAccountant().compose(drawn, event.uses)
     assert ours == pytest.approx(google.get_epsilon(DELTA), rel=0.01)
     peer = opacus.PRVAccountant()
-    peer.history = [(event.noise_multiplier, event.sampling_rate, 400)]
+    peer.history = [(event.noise_multiplier, event.sampling_rate, event.uses)]
     assert ours == pytest.approx(peer.get_epsilon(delta=DELTA, eps_error=0.002), rel=0.01)
 
 
@@ -414,7 +421,7 @@ def test_parts_have_names_of_their_own_and_tables_that_are_judged(tmp_path):
     claims = yaml.safe_load((ROOT / "results/claims.yml").read_text())
     wanted = {c["table"] for c in claims if c["chapter"] == "10" and "table" in c}
     recorded = {part.table for part in parts}
-    attacked = {"attacks/sum", "attacks/sum_learned"}  # with chapter 02's attackers, by its recorder
+    attacked = {"attacks/sum", "attacks/sum_learned"}  # by chapter 02
     assert wanted >= attacked and wanted <= (recorded | attacked) & set(known)
     (asked, *rest) = (part.rows(part.datasets) for part in parts)
     assert len(asked) == 7 and {p.rounds for row in asked for p in row.points} == {40}

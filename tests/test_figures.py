@@ -50,6 +50,26 @@ def test_a_line_stands_in_the_panels_that_have_one_and_in_the_legend(height, one
     assert named == ["a", "b"] + ["a guess"] * bool(one + other)
 
 
+def test_points_are_all_marked_without_a_line_in_the_panel_and_in_the_legend():
+    many = list(range(40))
+    (axes,) = figures.curves({"a": (many, many), "b": (many, many)}, "x", "y", points={"b"}).axes
+    for lines in (axes.lines, axes.get_legend().legend_handles):
+        assert [line.get_linestyle() for line in lines] == ["-", "None"]
+        assert [line.get_marker() for line in lines] == ["o", "s"]
+    assert [line.get_markevery() for line in axes.lines] == [3, 1]
+
+
+@pytest.mark.parametrize("groups", [GROUPS, {"": GROUPS["one"]}])
+def test_a_legend_with_columns_stands_above_the_panels_and_has_as_many(groups):
+    figure = figures.panels(groups, "x", "y", legend_columns=1)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+    figure.draw_without_rendering()
+    left, right = (text.get_window_extent().x0 for text in legend.get_texts())
+    assert left == right
+    assert all(axes.get_legend() is None for axes in figure.axes)
+
+
 def test_more_curves_than_can_be_told_apart_are_refused():
     series = {str(i): ([1], [1]) for i in range(8)}
     with pytest.raises(ValueError, match="8 curves, but only 7 can be told apart"):

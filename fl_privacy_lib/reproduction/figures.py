@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -114,8 +114,7 @@ def show_image(axes: Axes, image: np.ndarray) -> None:
         np.moveaxis(image, 0, -1).squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
     )
     axes.set(xticks=[], yticks=[])
-    for spine in axes.spines.values():
-        spine.set(visible=True, color="#cbd2d9")
+    axes.spines[:].set(visible=True, color="#cbd2d9")
 
 
 def image_grid(
@@ -141,8 +140,7 @@ def image_grid(
                 grid[r, c].axis("off")
             else:
                 show_image(grid[r, c], image)
-            if r == 0:
-                grid[r, c].set_title(column_names[c], fontsize=9)
+            grid[r, c].set_title("" if r else column_names[c], fontsize=9)
         grid[r, 0].set_ylabel(row_names[r], rotation=0, ha="right", va="center", fontsize=9,
                               labelpad=8)  # fmt: skip
     return figure
@@ -218,6 +216,8 @@ def panels(
     size: tuple[float, float] | None = None,
     reference: Reference | None = None,
     first: Sequence[str] = (),
+    points: Container[str] = (),
+    legend_columns: int | None = None,
     **axes_settings: Any,
 ) -> Figure:
     """Draw groups of named curves, a panel each, with one legend and one style for each name.
@@ -230,8 +230,14 @@ def panels(
     reference : name and height of a horizontal line in every panel, or title → height, None for a
         panel without one
     first : names that take the first styles, see line_styles
+    points : names whose values are drawn as marks, every one of them, without a line
+    legend_columns : of a legend above the panels; None: up to four, and one panel with up to four
+        names has its legend inside
     """
-    style = line_styles(groups, first)
+    style = {
+        name: look | ({"linestyle": "none"} if name in points else {})
+        for name, look in line_styles(groups, first).items()
+    }
     name_of_line, height = reference or ("", {})
     heights = {t: h for t in groups if (
         h := height.get(t) if isinstance(height, Mapping) else height) is not None}  # fmt: skip
@@ -241,7 +247,8 @@ def panels(
     figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
     for axes, (title, series) in zip(grid.flat, groups.items(), strict=False):
         for name, (x, y, *spread) in series.items():
-            axes.plot(x, y, label=name, ms=5, markevery=max(1, len(x) // 12), **style[name])
+            axes.plot(x, y, label=name, ms=5, **style[name],
+                      markevery=1 if name in points else max(1, len(x) // 12))  # fmt: skip
             if spread:
                 axes.errorbar(x, y, spread[0], fmt="none", ecolor=style[name]["color"],
                               elinewidth=0.9, capsize=2)  # fmt: skip
@@ -257,12 +264,13 @@ def panels(
         grid[0, 0].text(0.5, 0.5, "not recorded yet", ha="center", transform=grid[0, 0].transAxes)
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
-    if 1 < len(style) <= 4 and len(groups) == 1:
+    if 1 < len(style) <= 4 and len(groups) == 1 and legend_columns is None:
         grid[0, 0].legend()
     elif len(style) > 1:
         handles = [Line2D([], [], label=name, ms=5, **style[name]) for name in style]
         handles += [Line2D([], [], label=name_of_line, **REFERENCE)] if heights else []
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(style)))
+        figure.legend(handles=handles, loc="outside upper center",
+                      ncols=legend_columns or min(4, len(style)))  # fmt: skip
     return figure
 
 

@@ -1,6 +1,9 @@
 """The search for a learning rate: what it asks for, what it chooses, and what never is chosen."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -13,6 +16,7 @@ from fl_privacy_lib.reproduction.experiments.searching import (
     stages_of,
     step_near,
 )
+from fl_privacy_lib.reproduction.experiments.training import Training, best_rate
 
 
 def run(accuracy, rounds=100, learns=lambda step, rounds: True, steps=STEPS, error=0.001):
@@ -102,3 +106,20 @@ def test_a_search_ends_and_chooses_the_best_that_ran_in_full(scores, learn, roun
         count = sum(length == other for other, _ in found.asked)
         assert count <= len(STEPS) + (EXTENSIONS + 1) * len(stages_of(rounds))
     assert search({}, stages_of(rounds)).rate is None
+
+
+QUARTERS = st.lists(st.integers(0, 4), min_size=2, max_size=2)  # two seeds; many rates tie
+
+
+@given(st.dictionaries(st.sampled_from([0.4, 0.002, 0.01, 0.05]), QUARTERS, min_size=1))
+def test_the_best_rate_is_the_most_accurate_and_the_smaller_of_equals(quarters):
+    point = Training("mnist", "fed_cdp", "code")
+    results = {
+        replace(point, local_lr=rate): {"accuracy": np.array(seeds) / 4}
+        for rate, seeds in quarters.items()
+    }
+    best, most = None, -1
+    for rate in sorted(quarters):
+        if sum(quarters[rate]) > most:
+            best, most = rate, sum(quarters[rate])
+    assert best_rate(results) == best

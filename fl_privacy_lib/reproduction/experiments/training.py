@@ -224,6 +224,16 @@ def fold_count(examples: int) -> int:
     return FOLDS if examples >= SMALL else SMALL_FOLDS
 
 
+def best_rate(results: dict[Any, dict[str, np.ndarray]]) -> float:
+    """Return the learning rate that is most accurate over its seeds, the smaller of equals.
+
+    Parameters
+    ----------
+    results : point → its result, on data held out for the choice
+    """
+    return float(min(results, key=lambda p: (-results[p]["accuracy"].mean(), p.local_lr)).local_lr)
+
+
 def measure(point: Training, device: torch.device, folder: Path) -> dict[str, np.ndarray]:
     """Train a point with all its seeds; an interrupted training goes on at its last finished round.
 

@@ -23,7 +23,7 @@ OTHERS: tuple[dict[str, Any], ...] = (  # the variance as printed, all as coded,
     FORMS[2], {"centred": True, "variance": "sum", "fold": "divisor"},
     {"noise_std": 1.0}, {"noise_std": 0.01})  # fmt: skip
 RATIOS = (1.0, 6.0, 12.0, 20.0)
-UNITS, TIMED = ("gradient", "update"), 10  # what σ is measured on; rounds of a repetition
+UNITS, TIMED = ("gradient", "update"), 50  # what σ is measured on; rounds of a repetition
 
 
 def leak(settings: Compensation, dataset: str, attack: str, **changes: Any) -> Leak:

@@ -6,6 +6,7 @@ NAMES = {
     "prior": "naive, with a prior",
     "batch_prior": "with a prior",
     "mask_aware": "mask-aware",
+    "clip_prior": "clip-aware, with a prior",
     "layer_cosine": "layer-cosine",
     "several": "several rounds",
     "attacked_lenet": "attacked network",

@@ -88,7 +88,7 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
         "fed_alpha_cdp/table_3": _alpha(datasets, shared),
         "attacks/learned": _learned(first, shared),
         "fed_alpha_cdp/table_3_rest": _table_3_rest(datasets, shared),
-        "attacks/sum": _sums(first, Cell, ("clip_aware", "layer_cosine"), shared),
+        "attacks/sum": _sums(first, Cell, ("clip_aware", "layer_cosine", "clip_prior"), shared),
         "attacks/sum_learned": _sums(first, LearnedCell, ("learned",), shared),
         "attacks/control": cells("clipped", arm="patient")
         + cells("gaussian", level=3e-2, arm="patient"),

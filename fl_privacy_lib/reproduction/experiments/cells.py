@@ -22,6 +22,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "layer_cosine": {"objective": "layer_cosine"},
     "mask_aware": {"mask": "zeros"},
     "prior": {"tv": 1e-4, "objective": "relative"},
+    # relative: the squared distance of small gradients lies below where the search gives up
+    "clip_prior": {"clip_aware": True, "tv": 1e-4, "objective": "relative"},
     "several": {},
     # best of five on six batches of LFW at another seed
     "batch_prior": {"tv": 3e-4, "objective": "relative"},

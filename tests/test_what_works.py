@@ -188,6 +188,12 @@ def test_the_grids_noise_is_calibrated_to_its_epsilon(epsilon):
     assert 0.995 * epsilon < proved <= epsilon
 
 
+def test_the_longer_training_has_its_epsilon_and_chapter_6s_example_gradients():
+    ((point, *_),) = grid.PARTS["longer"][2](FULL, "mnist")
+    assert 0.995 * 3 < spend(point.events(60_000), "pld", DELTA).epsilon <= 3
+    assert point.batch_size * point.rounds == pytest.approx(10_000 * 600, rel=1e-3)
+
+
 @pytest.mark.parametrize("epsilon", grid.FEATURES)
 def test_the_linear_models_noise_is_calibrated_to_its_epsilon(epsilon):
     cells = grid.cells_of(grid.FEATURES, grid.LINEAR, FULL, "cifar10_scattering")
@@ -209,6 +215,7 @@ def test_every_step_of_the_waterfall_has_the_claimed_epsilon_and_as_many_gradien
 
 SAMPLED = [
     *((grid.training(FULL, "mnist", epsilon), 60_000) for epsilon in grid.NOISE),
+    *((cell.point, 60_000) for cell in grid.PARTS["longer"][2](FULL, "mnist")),
     *((cell.point, 50_000) for cell in grid.PARTS["features"][2](FULL, "cifar10_scattering")),
     *((cell.point, 1) for cell in grid.client_cells(FULL, "mnist") if cell.point.clients == 1000),
 ]
@@ -373,7 +380,7 @@ def test_a_recorded_row_names_its_training():
         kind(make(FULL, d), EveryTry()) for name, (_, datasets, make, kind) in grid.PARTS.items()
         if not name.startswith(("search", "audit")) for d in datasets
     )]  # fmt: skip
-    assert len(rows) == 2 + 7 + 3 + 5 + 5 + 1 + 3 + 3 + 8
+    assert len(rows) == 2 + 7 + 3 + 5 + 5 + 1 + 1 + 3 + 3 + 8
     for row in rows:
         text = {k: str(v) for k, v in row.key.items()}
         assert training.point_of(text, type(row.points[0])) == row.points[0]

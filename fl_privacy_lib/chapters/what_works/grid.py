@@ -161,6 +161,12 @@ for _name, _table, _datasets, _make in (
     ("plain", "frontier", MNIST, partial(frontier_cells, PLAIN, tuple(NOISE))),
     ("plain_fashion", "frontier", FASHION, partial(frontier_cells, PLAIN, tuple(NOISE))),
     ("bounded", "frontier", MNIST, partial(frontier_cells, PLAIN, (3.0,), activation="tanh")),
+    (  # as many example gradients as in chapter 06's trainings; a test holds it to that
+        "longer",
+        "longer",
+        MNIST,
+        partial(frontier_cells, PLAIN, (3.0,), batch_size=4096, rounds=1465, noise_scale=3.739),
+    ),
     ("features", "frontier", ("cifar10_scattering",), partial(cells_of, FEATURES, LINEAR)),
     ("tree", "unsampled", MNIST, partial(cells_of, TREE, PASSES)),
     ("clients", "clients", MNIST, client_cells),

@@ -37,7 +37,7 @@ class WhatWorksExperiment(Experiment):
             tried |= recorded_tries(folder / PAPER / "search_clients.csv", ClientTraining)
             return [row for d in datasets for row in kind(make(settings, d), tried)]
 
-        long = ("bounded", "waterfall")
+        long = ("longer", "waterfall")
         return [
             Part(f"{PAPER}/{table}", partial(rows, make, kind), datasets, name, name.endswith(long))
             for name, (table, datasets, make, kind) in PARTS.items()

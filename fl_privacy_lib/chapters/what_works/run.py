@@ -37,9 +37,8 @@ class WhatWorksExperiment(Experiment):
             tried |= recorded_tries(folder / PAPER / "search_clients.csv", ClientTraining)
             return [row for d in datasets for row in kind(make(settings, d), tried)]
 
-        long = ("longer", "waterfall")
         return [
-            Part(f"{PAPER}/{table}", partial(rows, make, kind), datasets, name, name.endswith(long))
+            Part(f"{PAPER}/{table}", partial(rows, make, kind), datasets, name)
             for name, (table, datasets, make, kind) in PARTS.items()
         ]
 

@@ -36,7 +36,7 @@ class CompensationExperiment(Experiment):
             Part(f"{PAPER}/mechanisms", partial(rows, grid.studies), ("mnist",), "mechanisms"),
             Part(
                 f"{PAPER}/round_time", partial(grid.round_times, settings), ("mnist",),
-                "round_time", long=True, alone=True,
+                "round_time", alone=True,
             ),
         ]  # fmt: skip
         tables = {"table_2": grid.table_2, "adaptive": grid.adaptive} | PANELS

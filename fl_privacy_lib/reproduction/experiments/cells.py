@@ -22,7 +22,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "layer_cosine": {"objective": "layer_cosine"},
     "mask_aware": {"mask": "zeros"},
     "prior": {"tv": 1e-4, "objective": "relative"},
-    # relative: the squared distance of small gradients lies below where the search gives up
+    # relative: on squared distances of small gradients the search stalls
     "clip_prior": {"clip_aware": True, "tv": 1e-4, "objective": "relative"},
     "several": {},
     # best of five on six batches of LFW at another seed

@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import pytest
 
+from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction import figures
 
 GROUPS = {
@@ -98,6 +99,15 @@ def test_a_value_chart_puts_equal_names_in_a_row_and_draws_their_spread():
     assert not axes.texts
     one_a_row = figures.value_chart([("a", 2.0, "one"), ("b", 3.0, "other")], "x").axes[0]
     assert [text.get_text() for text in one_a_row.texts] == ["2", "3"]
+
+
+def test_a_success_chart_has_a_mark_and_a_wilson_interval_for_each_attacker():
+    both = {"name": "a", "naive": (3, 16), "clip_aware": (16, 16)}
+    cells = [both, {"name": "b", "naive": (0, 4)}]
+    (axes,) = figures.success_chart(cells).axes
+    spans = [c.get_segments()[0][:, 0].tolist() for c in axes.collections]
+    assert spans == [pytest.approx(wilson_interval(*n)) for n in ((3, 16), (16, 16), (0, 4))]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
 
 
 def test_a_name_keeps_its_style_in_every_figure_where_an_order_is_given():

@@ -150,7 +150,7 @@ ATTACKERS = {"naive": "naive attacker", "clip_aware": "clip-aware attacker"}
 
 
 def success_chart(
-    cells: Sequence[dict[str, Any]], attackers: Mapping[str, str] = ATTACKERS, width: float = 7.2
+    cells: Sequence[dict[str, Any]], attackers: Mapping[str, str] = ATTACKERS
 ) -> Figure:
     """Draw success rates with Wilson intervals: a row for each cell, a marker for each attacker.
 
@@ -158,26 +158,16 @@ def success_chart(
     ----------
     cells : dicts with name, and attacker → (successes, trials) for the attackers that it has
     attackers : attacker → what the legend calls it
-    width : inches
     """
-    figure, axes = plt.subplots(figsize=(width, 0.42 * len(cells) + 0.9))
-    styles = dict(zip(attackers, SERIES, strict=False))
-    for row, cell in enumerate(cells):
-        for i, attacker in ((i, a) for i, a in enumerate(attackers) if a in cell):
-            place, style = row + 0.26 * (i - (len(attackers) - 1) / 2), styles[attacker]
-            successes, trials = cell[attacker]
-            low, high = wilson_interval(successes, trials)
-            axes.plot([low, high], [place] * 2, color=style["color"], lw=1.4)
-            axes.plot(successes / trials, place, style["marker"], color=style["color"], ms=6)
-    axes.set(
-        xlim=(-0.02, 1.02),
-        ylim=(len(cells) - 0.5, -0.5),
-        xlabel="fraction of private images recovered",
-    )
-    axes.set_yticks(range(len(cells)), [cell["name"] for cell in cells])
-    axes.grid(axis="x", color="#e4e7eb")
-    lines = [Line2D([], [], color=s["color"], marker=s["marker"], lw=1.4) for s in styles.values()]
-    figure.legend(lines, list(attackers.values()), loc="outside upper center", ncols=2)
+    rows = []
+    for cell, attacker in ((c, a) for c in cells for a in attackers if a in c):
+        successes, trials = cell[attacker]
+        rate, (low, high) = successes / trials, wilson_interval(successes, trials)
+        about = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
+        rows.append((cell["name"], rate, attackers[attacker], about))
+    figure = value_chart(rows, "fraction of private images recovered", scale="linear")
+    figure.set_size_inches(5.0, 0.42 * len(cells) + 0.9)
+    figure.axes[0].set_xlim(-0.02, 1.02)
     return figure
 
 

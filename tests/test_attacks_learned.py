@@ -15,6 +15,7 @@ from fl_privacy_lib.attacks.learned import LearnedAttack, train
 from fl_privacy_lib.data import Partition, load
 from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, non_private
 from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.federated.stacked import local_noise
 from fl_privacy_lib.metrics import mse
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.sampling import Plan
@@ -101,7 +102,7 @@ def test_more_noise_less_image():
     errors = []
     for std in (0.0, 0.1, 10.0):
         defense = Defense("noise", per_example=PerExample(Clip(1e4, "all"), std / 1e4))
-        assert defense.per_example.example_std(1) == pytest.approx(std)
+        assert local_noise(defense, 1, 0) == pytest.approx(std)
         seen, truth = observe(defense)
         errors.append(float(error(train_inverter(defense)(seen)[:, 0], truth).mean()))
     assert errors == sorted(errors) and errors[2] > 1.5 * errors[0]

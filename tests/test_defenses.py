@@ -28,6 +28,7 @@ from fl_privacy_lib.defenses.clipping import layer_norms, scaled
 from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, keyed_generator, mean_std
 from fl_privacy_lib.defenses.route import BatchNoise, ClientContext, ClipAndNoiseUpdate
 from fl_privacy_lib.federated import Tap
+from fl_privacy_lib.federated.stacked import local_noise
 
 CPU = torch.device("cpu")
 
@@ -295,9 +296,11 @@ def test_a_stage_uses_norms_that_are_known_already():
     torch.testing.assert_close(values[0], torch.tensor([[0.5] * 3, [1.0] * 3]))
 
 
-def test_example_std_is_zero_without_noise():
-    assert PerExample().example_std(4) == PerExample(Clip(4.0)).example_std(4) == 0
-    assert PerExample(Clip(4.0), 6.0, "batch").example_std(4) == pytest.approx(12)
+def test_noise_on_the_examples_is_what_is_left_on_their_mean():
+    for rule in (PerExample(), PerExample(Clip(4.0))):
+        assert local_noise(Defense("", per_example=rule), 4, 0) == 0
+    noisy = Defense("", per_example=PerExample(Clip(4.0), 6.0, "batch"))
+    assert local_noise(noisy, 4, 0) == pytest.approx(6)  # σC/B
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
 from fl_privacy_lib.chapters.what_works.training import SummedTraining
 from fl_privacy_lib.data.partition import full_copies
 from fl_privacy_lib.defenses import Clip, Defense, Holding, PerExample
+from fl_privacy_lib.defenses.noisy_stages import TreeNoise
 from fl_privacy_lib.defenses.stage import ClientContext
-from fl_privacy_lib.defenses.tree import TreeNoise
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.reproduction.experiments import training
 from fl_privacy_lib.reproduction.experiments.searching import Search

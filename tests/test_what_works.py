@@ -35,6 +35,7 @@ from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, Contex
 from fl_privacy_lib.defenses.rules import QuantileNorm
 from fl_privacy_lib.defenses.transformations import Momentum
 from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.federated.stacked import local_noise
 from fl_privacy_lib.reproduction.experiments import training
 from fl_privacy_lib.reproduction.experiments.cells import Cell
 from fl_privacy_lib.reproduction.experiments.searching import judged
@@ -369,7 +370,7 @@ def test_the_attacked_view_is_the_sum_without_all_other_examples():
     assert cell.defense.per_example == PerExample(clip, point.noise_scale)
     assert point.defense.per_example == PerExample(clip)
     assert point.defense.per_batch == BatchNoise(clip, point.noise_scale)
-    assert cell.defense.per_example.example_std(1) == pytest.approx(0.0768)
+    assert local_noise(cell.defense, 1, 0) == pytest.approx(0.0768)
 
 
 # ---- cells and grid ------------------------------------------------------------------------------

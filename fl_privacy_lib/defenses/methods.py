@@ -133,8 +133,8 @@ def fed_cdp_decay(
 
     Examples
     --------
-    >>> [fed_cdp_decay().per_example.example_std(1, round) for round in (0, 50)]
-    [36.0, 24.0]
+    >>> [fed_cdp_decay().per_example.clip.bound(round) for round in (0, 50)]
+    [6.0, 4.0]
     """
     clip = Clip(Schedule(clip_norm, end, rounds, shape, cycles), scope)
     return _noised_at(noise_at, "fed_cdp_decay", clip, noise_scale, divide_by)

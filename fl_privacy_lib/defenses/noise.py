@@ -41,14 +41,6 @@ def mean_std(noise_scale: float, bound: float, batch_size: int, divide_by: str) 
     return noise_scale * bound / divisors[divide_by]
 
 
-def example_std(noise_scale: float, bound: float, batch_size: int, divide_by: str) -> float:
-    """Return the standard deviation on each example's gradient that leaves `mean_std` on the mean.
-
-    Averaging B independent draws divides a standard deviation by √B, hence the factor.
-    """
-    return mean_std(noise_scale, bound, batch_size, divide_by) * batch_size**0.5
-
-
 def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
     """Return a generator that depends on the key alone: not on the order of the simulation.
 

@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fl_privacy_lib._checks import InputError, in_range, one_of
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms, scaled
-from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, example_std, mean_std
+from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, mean_std
 from fl_privacy_lib.defenses.rules import FixedBound, Rule
 from fl_privacy_lib.defenses.schedule import Scheduled, value_at
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
@@ -89,21 +89,14 @@ class PerExample(NoisyStage):
     noise_scale: Scheduled = 0.0
     divide_by: str = "sqrt_batch"
 
-    def example_std(self, batch_size: int, round: int = 0) -> float:
-        """Return the noise's standard deviation per coordinate of one example's gradient.
-
-        It is a number only under a `Clip`, or without noise.
-        """
-        if not isinstance(self.clip, Clip) or not self.noise_scale:
-            return 0.0
-        return example_std(self.sigma(round), self.clip.bound(round), batch_size, self.divide_by)
-
     def __call__(self, gradients: Gradient, ctx: Any) -> Gradient:
         """Return example gradients [clients, batch, …], clipped and noised one by one."""
         norms = ctx.norms if ctx.norms is not None else layer_norms(gradients, leading=2)
         clipped = scaled(gradients, self.rule.factors(norms, ctx))
         self.rule.tell(norms, ctx, ctx.batch_size)
-        unit = example_std(self.sigma(ctx.round), 1.0, ctx.batch_size, self.divide_by)
+        # averaging B independent draws divides a standard deviation by √B
+        mean = mean_std(self.sigma(ctx.round), 1.0, ctx.batch_size, self.divide_by)
+        unit = mean * ctx.batch_size**0.5
         return self.add_scaled_noise(clipped, norms, unit, ctx)
 
 
@@ -158,3 +151,46 @@ class ClipAndNoiseUpdate(NoisyStage):
         self.rule.tell(norms, ctx, 1)
         unit = self.sigma(ctx.round) * self.scale
         return self.add_scaled_noise(scaled(values, factors), norms, unit, ctx)
+
+
+@dataclass(frozen=True)
+class TreeNoise(BatchNoise):
+    """The stage per_batch with noise that is drawn along a binary tree over a round's steps.
+
+    The sum of the first t steps carries one draw of σC/B for each 1 in t's binary digits, where
+    fresh noise would make t of them. Every round has a tree of its own.
+
+    Parameters
+    ----------
+    clip, noise_scale, divide_by : as in `BatchNoise`, of every node; a σ that is one number
+    leaves : L ≥ 1, the steps of a round. Each example may be used in one of them, at most: the
+        local iterations have to be one pass over the client's data
+
+    Notes
+    -----
+    A step adds to one node on each level, of which there are at most as many as L has binary
+    digits, h. So the whole tree is one Gaussian release of sensitivity C√h, and its multiplier
+    σ/√h is what the stage declares. Source: Kairouz et al. (2021), Algorithm 1 and Theorem 4.1;
+    the tree is that of Dwork et al. (2010) and Chan et al. (2011), without Honaker's refinement.
+    """
+
+    leaves: int = 1
+
+    def declare(self) -> Declaration:
+        """Return the clip, and the noise multiplier of the whole tree."""
+        positive(leaves=self.leaves)
+        height = self.leaves.bit_length()
+        return BatchNoise(self.clip, self.sigma() / height**0.5, self.divide_by).declare()
+
+    def __call__(self, values: Gradient, ctx: Any) -> Gradient:
+        """Return batch means [1, …] with the noise by which the next prefix sum's noise differs."""
+        noisy, step = super().__call__(values, ctx), ctx.iteration + 1
+        # at each client, the nodes whose noise the prefix sum carries, by their level
+        trees = ctx.state.setdefault("tree", {})
+        nodes = trees.setdefault(ctx.clients[0], {})
+        if step == 1:
+            nodes.clear()
+        level = (step & -step).bit_length() - 1  # of the node that this step completes
+        done = [nodes.pop(below) for below in range(level)]  # the nodes that it takes in
+        nodes[level] = {name: noisy[name] - v for name, v in values.items()}
+        return {name: v - sum(node[name] for node in done) for name, v in noisy.items()}

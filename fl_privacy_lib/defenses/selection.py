@@ -71,15 +71,15 @@ class Selection(ABC):
             }
         )
         n, d = scores.shape
-        distribution = self.rank_probabilities(d)
-        draws = torch.rand(2, n, generator=generator, device=scores.device, dtype=torch.float64)
-        return self._pick(scores, distribution, *draws)
-
-    @abstractmethod
-    def _pick(
-        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the choice of each row, [n], from two uniform draws."""
+        # "none" first, so that rounding at the end of the sum never gives it
+        below = np.cumsum(np.roll(self.rank_probabilities(d), 1))[:-1]  # [d]
+        first, second = torch.rand(
+            2, n, generator=generator, device=scores.device, dtype=torch.float64
+        )
+        place = torch.searchsorted(torch.as_tensor(below, device=scores.device), first, right=True)
+        # 0: none, else the rank
+        value = _ascending(scores).gather(1, (place[:, None] - 1).clamp_min(0))  # [n, 1]
+        return torch.where(place == 0, -1, _one_of(scores == value, second))
 
 
 @dataclass(frozen=True)
@@ -112,49 +112,9 @@ class Exponential(Selection):
         weights = np.exp(self.epsilon * (np.arange(1, d + 1) - d) / (d - 1))
         return np.append(weights / weights.sum(), 0.0)
 
-    def _pick(
-        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
-    ) -> torch.Tensor:
-        below = torch.as_tensor(np.cumsum(distribution[:-1])[:-1], device=scores.device)  # [d - 1]
-        rank = torch.searchsorted(below, first, right=True)  # [n], from 0
-        value = _ascending(scores).gather(1, rank[:, None])  # [n, 1]
-        return _one_of(scores == value, second)
-
-
-class _Group(Selection):
-    """A selection that tells only the k largest scores from the others."""
-
-    k: int
-
-    @abstractmethod
-    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
-        """Return P(j) for a j in the top k, P(j) for another j, P(none)."""
-
-    def rank_probabilities(self, d: int) -> Floats:
-        """Return the distribution by rank; see `Selection.rank_probabilities`."""
-        _check_dimensions(d, self.k)
-        top, other, none = self._group_probabilities(d)
-        return np.concatenate([np.full(d - self.k, other), np.full(self.k, top), [none]])
-
-    def _pick(
-        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
-    ) -> torch.Tensor:
-        d, k = scores.shape[1], self.k
-        none, other = distribution[-1], float((d - k) * distribution[0])
-        outside = (first >= none) & (first < none + other)  # [n]: not among the top k
-        edge = _ascending(scores)[:, d - k : d - k + 1]  # [n, 1], the smallest score of the top k
-        # in the group whatever the order of ties
-        clear = torch.where(outside[:, None], scores < edge, scores > edge)
-        size = torch.where(outside, d - k, k)
-        place, settled = second * size, clear.sum(1)
-        tied = place >= settled
-        mask = torch.where(tied[:, None], scores == edge, clear)
-        rest = torch.where(tied, (place - settled) / (size - settled), place / settled)
-        return torch.where(first < none, -1, _one_of(mask, rest))
-
 
 @dataclass(frozen=True)
-class PerturbedEncoding(_Group):
+class PerturbedEncoding(Selection):
     """PE: keep every bit of the top-k status with probability p, then choose one of the ones.
 
     Parameters
@@ -170,8 +130,9 @@ class PerturbedEncoding(_Group):
     -----
     Read 'e_eps', it is *not* ε-LDP, against Lemma 2: that a bit is one removes a likely competitor
     in the draw among the ones. Read 'e_half_eps', it is, with ε to spare. See
-    `audit.selection_epsilon`. The paper flips d bits a client; here the two outcomes "in the top k"
-    and "none" are drawn from the distribution of their sum. Source: FedSel, Section 4.1, Lemma 2.
+    `audit.selection_epsilon`. The paper flips d bits a client; here one draw from the
+    distribution by rank, which those flips give, stands for them. Source: FedSel, Section 4.1,
+    Lemma 2.
 
     Examples
     --------
@@ -200,12 +161,14 @@ class PerturbedEncoding(_Group):
         """Return p, in (1/2, 1)."""
         return float(expit(self.log_odds(d)))
 
-    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
-        return _encoding_probabilities(self.log_odds(d), self.k, d)
+    def rank_probabilities(self, d: int) -> Floats:
+        """Return the distribution by rank; see `Selection.rank_probabilities`."""
+        _check_dimensions(d, self.k)
+        return _by_group(d, self.k, *_encoding_probabilities(self.log_odds(d), self.k, d))
 
 
 @dataclass(frozen=True)
-class PerturbedSampling(_Group):
+class PerturbedSampling(Selection):
     """PS: uniform in the top k with probability e^ε k/(d - k + e^ε k), else uniform in the others.
 
     Parameters
@@ -231,10 +194,12 @@ class PerturbedSampling(_Group):
             _check_epsilon(self.epsilon)
         whole_number(1, k=self.k)
 
-    def _group_probabilities(self, d: int) -> tuple[float, float, float]:
+    def rank_probabilities(self, d: int) -> Floats:
+        """Return the distribution by rank; see `Selection.rank_probabilities`."""
+        _check_dimensions(d, self.k)
         down = math.exp(-self.epsilon)
         top = 1 / (self.k + (d - self.k) * down)
-        return top, top * down, 0.0
+        return _by_group(d, self.k, top, top * down, 0.0)
 
 
 @dataclass(frozen=True)
@@ -251,10 +216,10 @@ class RandomChoice(Selection):
         _check_dimensions(d)
         return np.append(np.full(d, 1 / d), 0.0)
 
-    def _pick(
-        self, scores: torch.Tensor, distribution: Floats, first: torch.Tensor, second: torch.Tensor
-    ) -> torch.Tensor:
-        return (second * scores.shape[1]).long()
+
+def _by_group(d: int, k: int, top: float, other: float, none: float) -> Floats:
+    """Return a distribution by rank that tells only the k largest scores from the others."""
+    return np.concatenate([np.full(d - k, other), np.full(k, top), [none]])
 
 
 def _ascending(scores: torch.Tensor) -> torch.Tensor:

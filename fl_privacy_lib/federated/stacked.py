@@ -7,6 +7,7 @@ besides the network itself. The stages are the same as client by client.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -244,11 +245,11 @@ def local_noise(defense: Defense, batch_size: int, round: int) -> float:
     Independent Gaussian draws add up to one Gaussian draw of the summed variance: exactly, not in
     the limit. B draws at the examples of standard deviation s become one of s/√B on their mean.
     """
-    rule, late = defense.per_example or PerExample(), defense.per_batch
-    variance = rule.example_std(batch_size, round) ** 2 / batch_size
-    if type(late) is BatchNoise and isinstance(late.clip, Clip):
-        std = mean_std(late.sigma(round), late.clip.bound(round), batch_size, late.divide_by)
-        variance += std**2
+    variance = 0.0
+    for stage in filter(None, (defense.per_example, defense.per_batch)):
+        if type(stage) in (PerExample, BatchNoise) and isinstance(stage.clip, Clip):
+            bound = stage.clip.bound(round)
+            variance += mean_std(stage.sigma(round), bound, batch_size, stage.divide_by) ** 2
     return variance**0.5
 
 
@@ -280,7 +281,9 @@ class StackedEngine:
         views = stack.views(flat)
         late = self.defense.per_batch
         late_rule = late is not None and not (type(late) is BatchNoise and late.is_fixed)
-        factors = self._factors(round, late_rule)
+        rule = (self.defense.per_example or PerExample()).rule
+        # None: nobody reads norms
+        factors = partial(rule.factors, ctx=contexts[0]) if rule.clip or late_rule else None
         std = local_noise(self.defense, plan.batch_size, round) * plan.batch_size
         for iteration, positions in enumerate(zip(*batches, strict=True)):
             index = torch.from_numpy(np.stack(positions)).to(self.examples[0].device)
@@ -298,15 +301,6 @@ class StackedEngine:
             torch.add(start, update, out=flat)
         rows_by_name = (stack.unpack(update[i : i + 1]) for i in range(len(contexts)))
         return [{name: u.contiguous() for name, u in row.items()} for row in rows_by_name]
-
-    def _factors(self, round: int, late_rule: bool) -> Factors | None:
-        """Return the clipping rule, None where norms are of no use."""
-        clip = self.defense.per_example.clip if self.defense.per_example else None
-        if clip:
-            return lambda norms: clip.factors(norms, round)
-        if late_rule:  # it may read the norms
-            return lambda norms: {name: torch.ones_like(n) for name, n in norms.items()}
-        return None
 
     def _step_by_rule(
         self, update: torch.Tensor, step: torch.Tensor, contexts: Sequence[ClientContext]

@@ -314,7 +314,8 @@ def value_chart(
     axes.set_yticks(range(len(names)), names)
     axes.grid(axis="x", color="#e4e7eb")
     handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=0) for s in styles.values()]
-    axes.legend(handles, list(styles), loc="lower center", bbox_to_anchor=(0.4, 1), ncols=4)
+    figure.legend(handles, list(styles), loc="outside upper center",
+                  ncols=2 if several and len(styles) > 3 else 4)  # fmt: skip
     return figure
 
 

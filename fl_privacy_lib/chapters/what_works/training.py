@@ -19,10 +19,10 @@ from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.data import Dataset, Partition, two_shards
 from fl_privacy_lib.defenses import Clip, Defense, Holding
+from fl_privacy_lib.defenses.noisy_stages import TreeNoise
 from fl_privacy_lib.defenses.route import BatchNoise, ClipAndNoiseUpdate, PerExample, Then
 from fl_privacy_lib.defenses.rules import QuantileNorm
 from fl_privacy_lib.defenses.transformations import Momentum
-from fl_privacy_lib.defenses.tree import TreeNoise
 from fl_privacy_lib.reproduction.experiments.central import CentralTraining
 from fl_privacy_lib.reproduction.experiments.spending import TENSORS
 from fl_privacy_lib.reproduction.experiments.training import Training

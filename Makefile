@@ -23,6 +23,7 @@ endif
 setup: $(VENV)/.ready ## create .venv and install everything (once; 8 GB of disk, 1 to 5 minutes)
 
 $(VENV)/.ready: requirements.lock pyproject.toml
+	@[ ! -L $(VENV) ] || { echo "error: $(VENV) is a link, and setting up here would change the folder behind it: remove the link, and make setup." >&2; exit 2; }
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not there: install Python 3.11, or name it with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is not Python 3.11, which tensorflow-privacy needs: name one with PYTHON=..." >&2; exit 2; }
 	@free=$$(df -Pk . | awk 'NR==2 {print int($$4/1048576)}'); [ $$free -ge 9 ] || [ -d $(VENV)/lib ] || { echo "error: $$free GB are free here, the environment needs 9 GB: free some space." >&2; exit 2; }
@@ -71,5 +72,5 @@ summary: setup ## write the claims summary into README.md
 times: setup ## measure each chapter's run time into results/measured/run_times.csv
 	@$(RUN) times
 
-clean: ## delete what was built (not .venv, not the records)
+clean: ## delete what was built, and the finished points of interrupted runs (not .venv, not the records)
 	@rm -rf _build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from types import FrameType
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.chapters import CHAPTERS, chapter, experiment
+from fl_privacy_lib.data import DATASETS
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
 
 CHAPTER_FORMS = "01, threat_types or 01_threat_types"
@@ -31,7 +32,10 @@ def parser() -> argparse.ArgumentParser:
             "--profile", default=default, help=f"{', '.join(PROFILES)} (default {default})"
         )
         if name == "record":
-            command.add_argument("--only", help="record one table only, e.g. fed_cdp/table_7")
+            command.add_argument(
+                "--only",
+                help="one part or table, e.g. fed_cdp/table_7; another word lists the parts",
+            )
     for name, help_ in (
         ("params", "list a chapter's parameters with what each may be"),
         ("lab", "open a copy of a chapter of your own, in runs/, in JupyterLab"),
@@ -127,7 +131,8 @@ def _dispatch(options: argparse.Namespace) -> int:
             settings = kind.of_profile(options.profile, **values)
             from fl_privacy_lib.reproduction.experiment import record
 
-            record(experiment(kind), settings, options.only)
+            plain = kind.of_profile(options.profile)
+            record(experiment(kind), settings, options.only, plain=plain)
     return 0
 
 
@@ -174,6 +179,9 @@ def _show_parameters(name: str) -> None:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     for parameter, field in kind.model_fields.items():
         words = [str(word) for word in getattr(field.annotation, "__args__", ())]
+        if parameter == "dataset":
+            images = [n for n, spec in DATASETS.items() if spec.kind == "image"]
+            words = ["auto", *(images if kind.needs_images else DATASETS), "npz:PATH"]
         bounds = [
             f"{sign} {getattr(rule, name):g}"
             for rule in field.metadata

@@ -139,9 +139,19 @@ def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
 def build(name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> nn.Module:
     """Return an initialised model by name.
 
-    'training_cnn', 'training_cnn_tanh' (with bounded activations), 'attacked_lenet', 'mlp' or
-    'linear' (the same without hidden layers). Each gets the initialisation its paper used: Glorot
-    for trained networks, U(−0.5, 0.5) for the attacked one.
+    Parameters
+    ----------
+    name : {'training_cnn', 'training_cnn_tanh', 'attacked_lenet', 'mlp', 'linear'}
+        'training_cnn_tanh' has bounded activations, 'linear' is 'mlp' without hidden layers.
+    shape : of one example, (channels, height, width) or (features,)
+    classes : int, number of logits
+    generator : of the first weights. Each model gets the distribution its paper used: Glorot for
+        trained networks, U(−0.5, 0.5) for the attacked one.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown, or the model needs images and the shape is none of theirs.
     """
     dense = {"mlp": (600, 100), "linear": ()}
     one_of(["training_cnn", "training_cnn_tanh", "attacked_lenet", *dense], model=name)

@@ -20,6 +20,7 @@ from fl_privacy_lib.reproduction import checks, claims, comparison, experiment
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
 from fl_privacy_lib.reproduction.experiments.cells import Cell, scene
 from fl_privacy_lib.reproduction.paths import MEASURED
+from fl_privacy_lib.reproduction.records import add_point
 from fl_privacy_lib.reproduction.verdict import Status
 
 FULL = AdaptiveAttacks.of_profile("full")
@@ -58,11 +59,10 @@ def made_up(cell, rate=1.0):
 
 def record(folder, table, cells, rate=1.0, key=chapter.record_key):
     """Write made-up rows of these cells in the recording's own form."""
-    table = experiment.record_of(table, key(cells[0]), folder)
     for cell in cells:
         summary = scoring.summary(made_up(cell, rate), cell.seeds)
         meta = {"seeds": cell.seeds, "profile": "full", "device": "none", "seconds": 0.0}
-        table.add(key(cell), summary, **meta)
+        add_point(folder / f"{table}.csv", key(cell), summary, **meta)
 
 
 def rest(**wanted):

@@ -21,7 +21,7 @@ from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.comparison import cells, compare, measured, select
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
-from fl_privacy_lib.reproduction.records import MeasuredTable
+from fl_privacy_lib.reproduction.records import recorded_rows
 from tools import bench, bench_record
 
 KEYS = list(grid.rows_of("fed_cdp/table_3", 1)[0].key)
@@ -94,7 +94,7 @@ def test_an_engine_that_joins_later_adds_its_rows_and_changes_none(tmp_path, mon
     before = path.read_text()
     assert "compiled" not in before
     record(settings, "fed_cdp/table_3", tmp_path)
-    after = MeasuredTable(path, [*KEYS, "metric"]).frame()
+    after = recorded_rows(path, KEYS)
     assert path.read_text().startswith(before)
     assert set(after[len(before.splitlines()) - 1 :]["engine"]) == {"compiled"}
 
@@ -105,7 +105,7 @@ def test_a_recording_is_whole_resumes_and_names_what_it_has(tmp_path, monkeypatc
     settings = FastTraining(repetitions=1)
     record(settings, "fed_cdp/table_3", tmp_path)
     path = tmp_path / "fed_cdp" / "table_3.csv"
-    text, frame = path.read_text(), MeasuredTable(path, [*KEYS, "metric"]).frame()
+    text, frame = path.read_text(), recorded_rows(path, KEYS)
     methods = grid.WRITTEN["fed_cdp/table_3"]
     assert {(r["engine"], r["method"]) for _, r in frame.iterrows()} == {
         *(("as_written", m) for m in grid.WRITTEN["fed_cdp/table_3"]),

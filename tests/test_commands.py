@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from fl_privacy_lib.__main__ import main
@@ -154,9 +155,26 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
         execution.check_disk(tmp_path / "runs")
 
 
-def test_long_lists_of_parameters_do_not_meet(monkeypatch):
-    monkeypatch.setattr(execution, "execute", lambda settings, target: target)
-    monkeypatch.setattr(execution, "timed", lambda step, action: action())
+@pytest.fixture
+def executed(monkeypatch, tmp_path):
+    """Notebooks without a cell stand in for executed ones."""
+
+    def execute(settings, target):
+        target.parent.mkdir(exist_ok=True)
+        nbformat.write(nbformat.v4.new_notebook(), target)
+
+    monkeypatch.setattr(execution, "ROOT", tmp_path)
+    monkeypatch.setattr(execution, "execute", execute)
+
+
+def test_a_run_with_other_parameters_says_so_in_its_first_cell(executed):
+    plain, other = (execution.run(FedSel, "smoke", p) for p in ({}, {"epsilon": "2"}))
+    assert nbformat.read(plain, nbformat.NO_CONVERT).cells == []
+    (cell,) = nbformat.read(other, nbformat.NO_CONVERT).cells
+    assert cell.source.startswith("**This run has epsilon=2.**")
+
+
+def test_long_lists_of_parameters_do_not_meet(executed):
     long = {
         "model": "logistic_regression",
         "epsilon": "2",
@@ -285,6 +303,19 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
     assert len(ran) == 3 + len({point.view for point in grid}) - 2
 
 
+def test_a_recording_refuses_a_parameter_that_changes_none_of_its_points(tmp_path):
+    plain = ThreatTypes.of_profile("smoke", dataset="digits")
+    with pytest.raises(InputError, match=r"batch_size = 7 changes nothing that chapter 01"):
+        changed = plain.model_copy(update={"batch_size": 7})
+        experiment.record(run.EXPERIMENT, changed, "fed_cdp/table_7", tmp_path, plain)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_part_is_named_beside_the_nearest(tmp_path):
+    with pytest.raises(InputError, match=r"did you mean fed_cdp/table_7\?"):
+        experiment.record(run.EXPERIMENT, ThreatTypes(), "fed_cdp/table7", tmp_path)
+
+
 def test_a_killed_recording_leaves_a_whole_record(tmp_path):
     code = (
         "import sys; from pathlib import Path; from fl_privacy_lib.reproduction import experiment;"
@@ -304,13 +335,12 @@ def test_a_killed_recording_leaves_a_whole_record(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    from fl_privacy_lib.reproduction.records import MeasuredTable
+    from fl_privacy_lib.reproduction.records import recorded_rows
 
     points = threat_types.recorded_grid(ThreatTypes(dataset="digits"), ("digits",))[
         "fed_cdp/table_7"
     ]
-    keys = [k for k in (*threat_types.record_key(points[0]), "metric") if k != "seeds"]
-    assert len(MeasuredTable(path, keys).frame()) > 0
+    assert len(recorded_rows(path, threat_types.record_key(points[0]))) > 0
 
 
 def test_a_notebook_that_stops_leaves_no_finished_file(tmp_path, monkeypatch):

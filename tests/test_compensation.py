@@ -53,11 +53,11 @@ from fl_privacy_lib.metrics import mse, psnr
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.comparison import select
-from fl_privacy_lib.reproduction.experiment import is_recorded, record_of
+from fl_privacy_lib.reproduction.experiment import is_recorded
 from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.paths import MEASURED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.records import META
+from fl_privacy_lib.reproduction.records import META, recorded_rows
 from fl_privacy_lib.reproduction.verdict import at_setting, published_setting
 from fl_privacy_lib.sampling import Plan
 
@@ -887,8 +887,7 @@ def test_a_point_is_recorded_under_a_key_that_no_column_of_a_record_has(tmp_path
     for rows in recorded_points().values():
         for row in rows[:3]:
             assert not set(row.key) & {"metric", *META}
-            record = record_of("compensation/t", row.key, tmp_path / str(len(row.key)))
-            assert not is_recorded(record.frame(), row)
+            assert not is_recorded(recorded_rows(tmp_path / "absent.csv", row.key), row)
 
 
 def test_the_claims_judge_made_up_rows_both_ways(tmp_path):

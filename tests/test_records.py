@@ -14,28 +14,39 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import atomic_file, write_atomically
 from fl_privacy_lib.reproduction.comparison import measured
 from fl_privacy_lib.reproduction.paths import MEASURED
-from fl_privacy_lib.reproduction.records import MeasuredTable, finished_point, point_path, rows_of
+from fl_privacy_lib.reproduction.records import (
+    add_point,
+    finished_point,
+    point_path,
+    recorded_rows,
+    rows_of,
+)
 
-KEYS = ["dataset", "clip_norm", "metric"]
+KEYS = ["dataset", "clip_norm"]
 
 
 def table(tmp_path):
-    return MeasuredTable(tmp_path / "paper" / "table.csv", KEYS)
+    return tmp_path / "paper" / "table.csv"
 
 
-def add(record, clip_norm, value=0.25):
-    record.add(
-        {"dataset": "mnist", "clip_norm": clip_norm}, {"mse": {"mean": value, "std": 0.0, "n": 3}},
-        seeds=1, profile="smoke", device="test", seconds=1.5,
-    )  # fmt: skip
+def add(path, clip_norm, value=0.25):
+    add_point(
+        path,
+        {"dataset": "mnist", "clip_norm": clip_norm},
+        {"mse": {"mean": value, "std": 0.0, "n": 3}},
+        seeds=1,
+        profile="smoke",
+        device="test",
+        seconds=1.5,
+    )
 
 
 def test_a_point_is_found_again_by_its_settings(tmp_path):
-    record = table(tmp_path)
-    assert record.frame().empty
-    add(record, 4.0)
-    add(record, 0.05)
-    frame = record.frame()
+    path = table(tmp_path)
+    assert recorded_rows(path, KEYS).empty
+    add(path, 4.0)
+    add(path, 0.05)
+    frame = recorded_rows(path, KEYS)
     assert len(rows_of(frame, {"dataset": "mnist", "clip_norm": 4.0})) == 1
     assert len(rows_of(frame, {"dataset": "mnist", "clip_norm": 4})) == 1
     assert rows_of(frame, {"dataset": "lfw", "clip_norm": 4.0}).empty
@@ -44,36 +55,36 @@ def test_a_point_is_found_again_by_its_settings(tmp_path):
 
 
 def test_rows_written_before_are_not_changed_by_later_ones(tmp_path):
-    record = table(tmp_path)
-    add(record, 4.0, value=1 / 3)
-    first = record.path.read_bytes()
+    path = table(tmp_path)
+    add(path, 4.0, value=1 / 3)
+    first = path.read_bytes()
     for i in range(5):
-        add(record, 10.0 + i)
-    assert record.path.read_bytes().startswith(first)
+        add(path, 10.0 + i)
+    assert path.read_bytes().startswith(first)
 
 
 @pytest.mark.parametrize("damage", ["dataset,clip_norm\nmnist", "", "\x00\x01", 'a,b\n"unclosed'])
 def test_a_broken_record_gets_one_sentence(tmp_path, damage):
-    record = table(tmp_path)
-    add(record, 4.0)
-    record.path.write_text(damage)
+    path = table(tmp_path)
+    add(path, 4.0)
+    path.write_text(damage)
     with pytest.raises(InputError, match=r"record .*table\.csv is broken"):
-        record.frame()
+        recorded_rows(path, KEYS)
 
 
 def test_a_number_that_is_no_number_is_a_broken_record(tmp_path):
-    record = table(tmp_path)
-    add(record, 4.0)
-    record.path.write_text(record.path.read_text().replace("0.25", "a quarter"))
+    path = table(tmp_path)
+    add(path, 4.0)
+    path.write_text(path.read_text().replace("0.25", "a quarter"))
     with pytest.raises(InputError, match="broken"):
-        record.frame()
+        recorded_rows(path, KEYS)
 
 
 @pytest.mark.parametrize("cut", [-1, -8, -30, -60])
 def test_a_record_that_is_cut_off_in_a_row_supports_no_verdict(tmp_path, cut):
-    record = table(tmp_path)
-    add(record, 4.0)
-    record.path.write_bytes(record.path.read_bytes()[:cut])
+    path = table(tmp_path)
+    add(path, 4.0)
+    path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(InputError, match=r"table\.csv is broken"):
         measured("paper/table", tmp_path)
 
@@ -170,7 +181,7 @@ def test_recorded_tables_parse_and_carry_their_columns():
 def test_every_recorded_row_still_stands():
     """A key column renamed or a setting changed by accident would have the rows recorded again."""
     from fl_privacy_lib.chapters import CHAPTERS, experiment
-    from fl_privacy_lib.reproduction.experiment import is_recorded, record_of
+    from fl_privacy_lib.reproduction.experiment import is_recorded
 
     for number, kind in CHAPTERS.items():
         chapter = experiment(kind)
@@ -178,8 +189,7 @@ def test_every_recorded_row_still_stands():
             if part.long:
                 continue
             rows = part.rows(part.datasets)
-            record = record_of(part.table, rows[0].key)
-            frame = record.frame()
+            frame = recorded_rows(MEASURED / f"{part.table}.csv", rows[0].key)
             missing = sum(not is_recorded(frame, row) for row in rows)
             allowed = 2 if part.table == "attacks/several_observations" else 0  # not run yet
             assert missing <= allowed, (number, part.table, missing)

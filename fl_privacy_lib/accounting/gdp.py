@@ -14,12 +14,12 @@ from fl_privacy_lib._checks import InputError, positive
 from fl_privacy_lib.accounting.events import Floats, Ledger, Spending, check_delta
 
 
-def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
+def gdp_delta(epsilon: Floats | float, mu: Floats | float) -> Floats:
     """Return δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), exact for a μ-Gaussian release.
 
     Balle and Wang (2018), theorem 8; Dong, Roth and Su (2022), corollary 1.
     """
-    positive(mu=mu)
+    positive(mu=float(np.min(mu)))
     epsilon = np.asarray(epsilon, dtype=np.float64)
     first = log_ndtr(mu / 2 - epsilon / mu)
     # logarithms: e^ε alone overflows from ε = 710
@@ -27,15 +27,17 @@ def gdp_delta(epsilon: Floats | float, mu: float) -> Floats:
     return np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
 
 
-def gdp_epsilon(mu: float, delta: float) -> float:
+def gdp_epsilon(mu: Floats | float, delta: float, weights: Floats | float = 1.0) -> float:
     """Return the exact ε ≥ 0 of a μ-Gaussian release at δ.
 
     Parameters
     ----------
-    mu : float
+    mu : float or array
         μ > 0: sensitivity over standard deviation; sqrt(Σ 1/z²) for several releases.
     delta : float
         In (0, 1).
+    weights : array
+        Of several μ, with what probability each is the release's; none of it is hidden.
 
     Examples
     --------
@@ -43,13 +45,16 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     [0.59, 2.11, 8.0]
     """
     check_delta(delta=delta)
-    if gdp_delta(0.0, mu) <= delta:
+
+    def excess(epsilon: float) -> float:
+        return float(np.sum(weights * gdp_delta(epsilon, mu))) - delta
+
+    if excess(0.0) <= 0:
         return 0.0
+    most = float(np.max(mu))
     # The Gaussian tail bound: at this ε, Φ(μ/2 - ε/μ) alone is below δ.
-    high = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)) + 1)
-    return float(
-        brentq(lambda epsilon: float(gdp_delta(epsilon, mu)) - delta, 0.0, high, xtol=1e-12)
-    )
+    high = most * (most / 2 + math.sqrt(2 * math.log(1 / delta)) + 1)
+    return float(brentq(excess, 0.0, high, xtol=1e-12))
 
 
 def gdp_spending(ledger: Ledger, delta: float) -> Spending:

@@ -77,7 +77,7 @@ def pld_spending(ledger: Ledger, delta: float) -> Spending:
 
 def _refined(relation: Relation, totals: Uses, delta: float) -> float:
     """Return ε on a grid that is fine enough for it, if a step's losses fit on such a grid."""
-    grid = max(GRID, _largest_gaussian_loss(min(noise for _, noise in totals)) / _BINS)
+    grid = max(GRID, _largest_loss(1.0, min(noise for _, noise in totals)) / _BINS)
     largest = max(_largest_loss(*pair) for pair in totals)
     epsilon = grid_epsilon(relation, totals, delta, grid)
     while 0 < epsilon < _FINE * grid and largest * _FINER / grid < _MOST_BINS:
@@ -101,14 +101,9 @@ def grid_epsilon(relation: Relation, totals: Uses, delta: float, grid: float) ->
     return float(accountant.get_epsilon(delta))
 
 
-def _largest_gaussian_loss(noise: float) -> float:
-    mu = 1 / noise
-    return mu * (mu / 2 + _TAIL)
-
-
 def _largest_loss(rate: float, noise: float) -> float:
     """Return the largest loss of a sampled step: ln(1 + q (e^loss - 1)) of the Gaussian's."""
-    loss = _largest_gaussian_loss(noise)
+    loss = (0.5 / noise + _TAIL) / noise
     return loss + math.log(math.exp(-loss) - rate * math.expm1(-loss))
 
 

@@ -73,11 +73,17 @@ def reconstruct(
         same defence, the r-th of every victim at the same weights
     shape : (channels, height, width) of an image
     attack : the settings
-    batch_size : int, B, how many images to look for behind each gradient; 1 at the tap ``example``
+    batch_size : int, B, how many images to look for behind each gradient; 1 at the tap ``example``,
+        where the first example of the observed batch is looked for
     labels : [V, B], for ``label_rule="given"``; giving them sets that rule
     snapshots : attack iterations whose best iterates are kept
     on_iteration : called with (iteration, victims still running, best images [V, B, C, H, W] so
         far), e.g. to score or show progress; what it returns is not used
+
+    Raises
+    ------
+    InputError
+        If the observations, the labels and the attack's settings do not fit one another.
 
     Notes
     -----

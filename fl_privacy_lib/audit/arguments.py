@@ -12,12 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
-from scipy.optimize import brentq
 from scipy.stats import binom, hypergeom, norm
 
 from fl_privacy_lib._checks import InputError, in_range, positive, whole_number
 from fl_privacy_lib.accounting.events import Floats, check_delta
-from fl_privacy_lib.accounting.gdp import gdp_delta
+from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon
 from fl_privacy_lib.sampling import Plan
 
 UNITS = 50  # of μ² in one participation, at most
@@ -67,12 +66,8 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
         )
 
     left, rest = divmod(plan.rounds, together)
-    total, power = drawn(rest) if rest else np.ones(1), drawn(together)
-    while left:  # square and multiply
-        total = np.convolve(total, power) if left % 2 else total
-        left //= 2
-        power = np.convolve(power, power) if left else power
-    return np.pad(total, (0, trials + 1 - len(total)))
+    total = np.convolve(np.polynomial.polynomial.polypow(drawn(together), left), drawn(rest))
+    return np.pad(total, (0, trials + 1))[: trials + 1]
 
 
 def weighted_participations(
@@ -131,22 +126,11 @@ def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
     >>> round(mixture_epsilon(always_ten, 1 / 6, 1e-5), 2)
     2.11
     """
-    positive(mu=mu)
-    check_delta(delta=delta)
     counts = np.flatnonzero(probabilities)
     counts = counts[counts > 0]
-    weights, shifts = probabilities[counts], mu * np.sqrt(counts)
-
-    def excess(epsilon: float) -> float:
-        values = [float(gdp_delta(epsilon, shift)) for shift in shifts]
-        return float(weights @ np.array(values)) - delta
-
-    if not counts.size or excess(0.0) <= 0:
+    if not counts.size:
         return 0.0
-    top = float(shifts[-1])
-    return float(
-        brentq(excess, 0.0, top * (top / 2 + math.sqrt(2 * math.log(1 / delta)) + 1), xtol=1e-10)
-    )
+    return gdp_epsilon(mu * np.sqrt(counts), delta, probabilities[counts])
 
 
 def visible_participation(

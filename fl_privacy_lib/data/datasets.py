@@ -19,12 +19,17 @@ from fl_privacy_lib.data.splits import About, Parts
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(About, Parts):
-    """A data set in memory: its `Parts`, and what a reader must know of it, see `About`.
+    """A data set in memory: its parts, and what a reader must know of it.
 
     Attributes
     ----------
     name : str
         The name by which it was loaded.
+    train_x, validation_x, test_x, train_y, validation_y, test_y, classes
+        Float32 images [N, C, H, W] or records [N, F], in [0, 1] unless the note says otherwise;
+        int64 labels [N]; the classes' names. N may be 0 for the test.
+    title, kind, licence, source, note : str
+        See `fl_privacy_lib.data.splits.About`; `kind` is 'image' or 'tabular'.
     """
 
     name: str

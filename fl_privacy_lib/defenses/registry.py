@@ -107,8 +107,15 @@ coordinate, or a fraction pruned or shared."""
 
 
 def build(name: str, **settings: object) -> Defense:
-    """Return a method's defence; settings that its builder does not take are left out."""
+    """Return a method's defence; settings that only other methods take are left out.
+
+    Raises
+    ------
+    InputError
+        If there is no such method, or no method takes a setting.
+    """
     one_of(METHODS, method=name)
-    builder = METHODS[name].builder
-    known = signature(builder).parameters
-    return builder(**{key: value for key, value in settings.items() if key in known})
+    known = {n: signature(method.builder).parameters for n, method in METHODS.items()}
+    for key in settings:
+        one_of(sorted(set().union(*known.values())), setting=key)
+    return METHODS[name].builder(**{k: v for k, v in settings.items() if k in known[name]})

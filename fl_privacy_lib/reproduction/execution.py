@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
 from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, ROOT, data_root, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress
@@ -143,7 +144,23 @@ def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
     report_progress(
         f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items())
     )
-    return timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))
+    timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))
+    if words:
+        _say_what_changed(target, ", ".join(words))
+    return target
+
+
+def _say_what_changed(path: Path, changes: str) -> None:
+    """Put a first cell into a run: the page's sentences were written for the usual settings."""
+    import nbformat
+
+    notebook = nbformat.read(path, nbformat.NO_CONVERT)
+    text = (
+        f"**This run has {changes}.** What is computed here is of this run. Recorded numbers, and "
+        "the sentences about them, are of the settings that stand beside them."
+    )
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(text))
+    write_atomically(path, nbformat.writes(notebook).encode())
 
 
 def measure_times(

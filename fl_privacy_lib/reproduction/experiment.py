@@ -21,19 +21,21 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import InputError, nearest
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.loading import content_of, only_available
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress, time_left
 from fl_privacy_lib.reproduction.records import (
-    MeasuredTable,
     Values,
+    add_point,
     finished_point,
     point_path,
+    recorded_rows,
     rows_of,
 )
+from fl_privacy_lib.reproduction.settings import FREE
 
 Result = dict[str, np.ndarray]
 CPU = torch.device("cpu")
@@ -177,7 +179,11 @@ def _start_worker(parent: int) -> None:
 
 
 def record(
-    experiment: Experiment, settings: Any, only: str | None = None, folder: Path = MEASURED
+    experiment: Experiment,
+    settings: Any,
+    only: str | None = None,
+    folder: Path = MEASURED,
+    plain: Any = None,
 ) -> None:
     """Write the rows that the record lacks, each as soon as its points are finished.
 
@@ -187,29 +193,49 @@ def record(
         that a table does not have in its paper is recorded there where the table is named.
     only : a part's name or 'paper/table'; None: all, but the long ones only on a CUDA device
     folder : where the measured tables lie
+    plain : the profile's own settings, where a reader has changed some
 
     Raises
     ------
     InputError
-        If there is no such part, or none of its data sets is here.
+        If there is no such part, none of its data sets is here, or a changed setting changes no
+        point.
     """
     device = CPU if experiment.on_cpu else pick_device(settings.device)
     parts = experiment.parts(settings, folder)
-    wanted = [p for p in parts if only in (p.name, p.table)]
-    if only is None:
-        wanted = [p for p in parts if device.type == "cuda" or not p.long]
+    wanted = _wanted(parts, only, device)
     if not wanted:
-        known = ", ".join(dict.fromkeys(p.name or p.table for p in parts))
-        raise InputError(f"chapter {experiment.chapter} records no {only!r}; it records {known}.")
+        known = list(dict.fromkeys(p.name or p.table for p in parts))
+        raise InputError(
+            f"chapter {experiment.chapter} records no {only!r}{nearest(str(only), known)}; it "
+            f"records {', '.join(known)}. The book's page on claims names each table's command."
+        )
+    named = getattr(settings, "dataset", "auto")
+
+    def names_here(part: Part) -> tuple[str, ...]:
+        other = named != "auto" and part.datasets
+        names = (named,) if named in part.datasets or only is not None else ()
+        return only_available(names if other else part.datasets)
+
+    def cells(some: Any) -> list[Any]:
+        chosen = _wanted(experiment.parts(some, folder), only, device)
+        return [(row.key, row.points) for part in chosen for row in part.rows(names_here(part))]
+
+    changed = vars(settings).items() - vars(plain or settings).items()
+    for name, value in sorted(changed):
+        usual = {name: getattr(plain, name)}
+        changing = cells(settings) != cells(settings.model_copy(update=usual))
+        if name not in FREE and cells(settings) and not changing:
+            raise InputError(
+                f"{name} = {value} changes nothing that chapter {experiment.chapter} records here: "
+                f"leave it out, or give it to a run: make run NB={experiment.chapter} "
+                f'P="{name}={value}".'
+            )
     torch.set_num_threads(1)
     meta = {"profile": settings.profile, "device": device_name(device)}
-    named = getattr(settings, "dataset", "auto")
     recorded = 0
     for part in wanted:
-        names = part.datasets
-        if named != "auto" and names:
-            names = (named,) if named in names or only is not None else ()
-        here = only_available(names)
+        here = names_here(part)
         rows = part.rows(here) if here or not part.datasets else []
         recorded += bool(here or rows)
         if here and not rows:
@@ -225,13 +251,19 @@ def record(
         )
 
 
+def _wanted(parts: list[Part], only: str | None, device: torch.device) -> list[Part]:
+    if only is None:
+        return [p for p in parts if device.type == "cuda" or not p.long]
+    return [p for p in parts if only in (p.name, p.table)]
+
+
 def _record_rows(
     experiment: Experiment, part: Part, rows: list[Row], device: torch.device, folder: Path,
     meta: dict[str, Any],
 ) -> None:  # fmt: skip
-    record = record_of(part.table, rows[0].key, folder)
-    recorded = record.frame()
-    missing = [row for row in rows if not is_recorded(recorded, row)]
+    path = folder / f"{part.table}.csv"
+    known = recorded_rows(path, rows[0].key)
+    missing = [row for row in rows if not is_recorded(known, row)]
     done = len(rows) - len(missing)
     report_progress(f"{part.table}: {done} of {len(rows)} points are recorded already")
     points = [point for row in missing for point in row.points]
@@ -242,13 +274,7 @@ def _record_rows(
         results = [next(stream)[1] for _ in row.points]
         values = row.values(results)
         seconds = sum(float(r["seconds"]) for r in results) or time.perf_counter() - started
-        record.add(row.key, values, seconds=seconds, seeds=row.seeds, **meta)
-
-
-def record_of(table: str, key: dict[str, Any], folder: Path = MEASURED) -> MeasuredTable:
-    """Return the record of 'paper/table' whose rows have the columns of a key."""
-    keys = [k for k in (*key, "metric") if k != "seeds"]  # a column of every record
-    return MeasuredTable(folder / f"{table}.csv", keys)
+        add_point(path, row.key, values, seconds=seconds, seeds=row.seeds, **meta)
 
 
 def is_recorded(frame: pd.DataFrame, row: Row) -> bool:

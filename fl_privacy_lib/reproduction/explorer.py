@@ -2,19 +2,25 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from html import escape
+
+from IPython.display import HTML
 
 from fl_privacy_lib.reproduction.figures import Curve, curves, png
 
 
-@dataclass(frozen=True)
-class Explorer:
-    """A positive value over three quantities, each with a slider: points computed at build time.
+def explorer(
+    ident: str,
+    sliders: Mapping[str, Sequence[float]],
+    start: tuple[float, float, int],
+    symbol: str,
+    sentence: str,
+    curve: Callable[[float, float], Sequence[float]],
+) -> HTML:
+    """Return a positive value over three quantities, each with a slider.
 
-    ``book/_static/explorer.js`` makes the sliders. Without it, as in Jupyter or where scripts are
-    off, a figure and a sentence stand in their place.
+    Its points are computed at build time. ``book/_static/explorer.js`` makes the sliders. Without
+    it, as in Jupyter or where scripts are off, a figure and a sentence stand in their place.
 
     Parameters
     ----------
@@ -25,44 +31,28 @@ class Explorer:
     sentence : its braces take the three sliders' values and the value
     curve : values of the first two sliders → the value over the third
     """
-
-    ident: str
-    sliders: Mapping[str, Sequence[float]]
-    start: tuple[float, float, int]
-    symbol: str
-    sentence: str
-    curve: Callable[[float, float], Sequence[float]]
-
-    @cached_property
-    def values(self) -> list[list[list[float]]]:
-        """The value with four digits at every position of the sliders."""
-        first, second, _ = self.sliders.values()
-        return [[[float(f"{value:.4g}") for value in self.curve(a, b)] for b in second]
-                for a in first]  # fmt: skip
-
-    def _repr_html_(self) -> str:
-        names, (first, _, steps) = list(self.sliders), self.sliders.values()
-        places = [list(v).index(s) for v, s in zip(self.sliders.values(), self.start, strict=True)]
-        data = {"sliders": [[name, list(v)] for name, v in self.sliders.items()],
-                "start": places, "symbol": self.symbol, "values": self.values,
-                "sentence": self.sentence}  # fmt: skip
-        drawn: dict[str, Curve] = {
-            f"{names[0].split()[-1]} = {value:g}": (steps, rows[places[1]])
-            for value, rows in list(zip(first, self.values, strict=True))[::3]
-        }
-        axes = {"xscale": "log", "yscale": "log", "size": (4.7, 3.2)}  # labels readable at 390 px
-        picture = png(curves(drawn, names[2], self.symbol, **axes))
-        alt = (
-            f"Curves of {self.symbol} over {names[2]} at {names[1]} = {self.start[1]:g}, both axes "
-            f"logarithmic, for {', '.join(drawn)}. Each curve rises."
-        )
-        value = self.values[places[0]][places[1]][places[2]]
-        text = self.sentence.format(
-            f"{self.start[0]:g}", self.start[1], f"{self.start[2]:,}", f"{value:.3g}"
-        )
-        return (
-            f'<div id="{escape(self.ident)}" class="privacy-explorer">'
-            f'<img class="dark-light" src="{picture}" alt="{escape(alt)}"><p>{escape(text)}</p>'
-            f'<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script>'
-            "</div>"
-        )
+    names, (first, second, steps) = list(sliders), sliders.values()
+    # four digits at every position of the sliders
+    values = [[[float(f"{value:.4g}") for value in curve(a, b)] for b in second] for a in first]
+    places = [list(v).index(s) for v, s in zip(sliders.values(), start, strict=True)]
+    data = {"sliders": [[name, list(v)] for name, v in sliders.items()],
+            "start": places, "symbol": symbol, "values": values,
+            "sentence": sentence}  # fmt: skip
+    drawn: dict[str, Curve] = {
+        f"{names[0].split()[-1]} = {value:g}": (steps, rows[places[1]])
+        for value, rows in list(zip(first, values, strict=True))[::3]
+    }
+    axes = {"xscale": "log", "yscale": "log", "size": (4.7, 3.2)}  # labels readable at 390 px
+    picture = png(curves(drawn, names[2], symbol, **axes))
+    alt = (
+        f"Curves of {symbol} over {names[2]} at {names[1]} = {start[1]:g}, both axes "
+        f"logarithmic, for {', '.join(drawn)}. Each curve rises."
+    )
+    value = values[places[0]][places[1]][places[2]]
+    text = sentence.format(f"{start[0]:g}", start[1], f"{start[2]:,}", f"{value:.3g}")
+    return HTML(
+        f'<div id="{escape(ident)}" class="privacy-explorer">'
+        f'<img class="dark-light" src="{picture}" alt="{escape(alt)}"><p>{escape(text)}</p>'
+        f'<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script>'
+        "</div>"
+    )

@@ -88,48 +88,41 @@ def other_rows(path: Path, column: str, measured: Iterable[str]) -> list[dict[An
     return table[~table[column].isin(list(measured))].to_dict("records")
 
 
-class MeasuredTable:
-    """A CSV of measured values, one row a (point, metric), that grows by whole points.
+def recorded_rows(path: Path, key: Iterable[str]) -> pd.DataFrame:
+    """Return all rows of a record, none without a file: keys as text, `mean` and `std` as numbers.
+
+    Parameters
+    ----------
+    path : the CSV file
+    key : the columns that name its rows; `seeds` is a column of every record
+    """
+    columns = [*(name for name in key if name != "seeds"), "metric", *META]
+    return read_record(path, columns) if path.exists() else pd.DataFrame(columns=columns)
+
+
+def add_point(
+    path: Path, key: dict[str, Any], metrics: dict[str, dict[str, Any]], **meta: Any
+) -> None:
+    """Add one finished point: a row for each metric, stamped with version and date.
 
     Parameters
     ----------
     path : the CSV file, created at the first point
-    keys : the columns that name a row: the published table's keys, then the settings that really
-        ran
+    key : key column → value: the published table's keys, then the settings that really ran
+    metrics : metric → {mean, std, n}
+    meta : further columns of `META`
     """
-
-    def __init__(self, path: Path, keys: Iterable[str]) -> None:
-        self.path, self.keys = path, list(keys)
-
-    def frame(self) -> pd.DataFrame:
-        """Return all rows, none without a file: keys as text, `mean` and `std` as numbers."""
-        columns = [*self.keys, *META]
-        if not self.path.exists():
-            return pd.DataFrame(columns=columns)
-        return read_record(self.path, columns)
-
-    def add(self, point: dict[str, Any], metrics: dict[str, dict[str, Any]], **meta: Any) -> None:
-        """Add one finished point: a row for each metric, stamped with version and date.
-
-        Parameters
-        ----------
-        point : key column → value
-        metrics : metric → {mean, std, n}
-        meta : further columns of `META`
-        """
-        stamp = {
-            "version": fl_privacy_lib.__version__,
-            "date": datetime.date.today().isoformat(),
-        } | meta
-        rows = [
-            {**point, "metric": metric, **numbers, **stamp} for metric, numbers in metrics.items()
-        ]
-        known = self.frame()
-        new = pd.DataFrame(
-            [{c: _text(r.get(c, "not_applicable")) for c in [*self.keys, *META]} for r in rows]
-        )
-        table = pd.concat([known.map(_text), new], ignore_index=True) if len(known) else new
-        write_table(self.path, table)
+    stamp = {
+        "version": fl_privacy_lib.__version__,
+        "date": datetime.date.today().isoformat(),
+    } | meta
+    rows = [{**key, "metric": metric, **numbers, **stamp} for metric, numbers in metrics.items()]
+    known = recorded_rows(path, key)
+    new = pd.DataFrame(
+        [{c: _text(row.get(c, "not_applicable")) for c in known.columns} for row in rows]
+    )
+    table = pd.concat([known.map(_text), new], ignore_index=True) if len(known) else new
+    write_table(path, table)
 
 
 def rows_of(frame: pd.DataFrame, point: dict[str, Any]) -> pd.DataFrame:

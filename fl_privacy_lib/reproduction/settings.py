@@ -13,6 +13,7 @@ from fl_privacy_lib._checks import InputError, nearest, one_of, refuse
 
 PROFILES = ("smoke", "quick", "full")
 Device = Literal["auto", "cpu", "cuda"]
+FREE = {"dataset", "batch_dataset", "device", "seed"}  # in every profile
 
 
 class Settings(BaseModel):
@@ -48,10 +49,9 @@ class Settings(BaseModel):
     @property
     def profile(self) -> str:
         """The profile whose values these are, whatever the data, device and seed; else 'custom'."""
-        free = {"dataset", "batch_dataset", "device", "seed"}
         for name in PROFILES:
-            values = type(self)(**self.profiles.get(name, {})).model_dump(exclude=free)
-            if values == self.model_dump(exclude=free):
+            values = type(self)(**self.profiles.get(name, {})).model_dump(exclude=FREE)
+            if values == self.model_dump(exclude=FREE):
                 return name
         return "custom"
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.rdp import TODAY_ORDERS, order_epsilons, step_rdp
-from fl_privacy_lib.reproduction.explorer import Explorer
+from fl_privacy_lib.reproduction.explorer import HTML, explorer
 
 
 def epsilon_explorer(
@@ -15,7 +15,7 @@ def epsilon_explorer(
     steps: Sequence[int],
     start: tuple[float, float, int],
     delta: float,
-) -> Explorer:
+) -> HTML:
     """Return ε of Rényi accounting behind sliders for σ, q and T.
 
     Parameters
@@ -38,4 +38,4 @@ def epsilon_explorer(
         "today's conversion)."
     )
     sliders = {"noise multiplier σ": noise, "sampling rate q": rates, "steps T": steps}
-    return Explorer("privacy-explorer", sliders, start, "ε", sentence, curve)
+    return explorer("privacy-explorer", sliders, start, "ε", sentence, curve)

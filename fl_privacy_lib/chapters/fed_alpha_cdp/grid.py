@@ -153,8 +153,8 @@ def at_budget(point: AlphaTraining, panel: str) -> AlphaTraining:
     ----------
     panel : 'claimed', the ε that papers count, or 'proved'
     """
-    budget = replace(point, method="fed_cdp", setting="code", clip_norm=4.0, clip_end=0.0)
     same = replace(point, noise_scale=NOISE_MULTIPLIER)
+    budget = replace(same, method="fed_cdp", setting="code", clip_norm=4.0, clip_end=0.0)
 
     def excess(noise_scale: float) -> float:
         both = spent(replace(same, noise_scale=noise_scale)), spent(budget)

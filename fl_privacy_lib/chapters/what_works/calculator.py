@@ -8,7 +8,7 @@ import numpy as np
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.accounting.events import Floats
 from fl_privacy_lib.accounting.rdp import TODAY_ORDERS, integer_rdp, order_epsilons
-from fl_privacy_lib.reproduction.explorer import Explorer
+from fl_privacy_lib.reproduction.explorer import HTML, explorer
 
 ORDERS = tuple(order for order in TODAY_ORDERS if order >= 2 and order == int(order))
 NOISE = np.geomspace(0.3, 1500, 1000)  # a step is less than a hundredth
@@ -46,8 +46,8 @@ def noise_explorer(
     rates: Sequence[float],
     steps: Sequence[int],
     start: tuple[float, float, int],
-) -> Explorer:
+) -> HTML:
     """Return the noise that a budget asks for, behind sliders for ε, q and T."""
     sliders = {"budget ε": budgets, "sampling rate q": rates, "rounds T": steps}
-    return Explorer("noise-explorer", sliders, start, "σ", SENTENCE,
+    return explorer("noise-explorer", sliders, start, "σ", SENTENCE,
                     lambda budget, rate: noise_needed(budget, rate, steps))  # fmt: skip

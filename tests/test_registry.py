@@ -65,6 +65,15 @@ def test_the_page_runs_as_it_is_printed(monkeypatch, tmp_path, capsys):
     assert "ε = inf" in printed[2]
 
 
+def test_the_script_on_the_library_page_runs(capsys):
+    page = (ROOT / "book" / "api.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert script.count("clip_aware=True") == 1
+    exec(script.replace("clip_aware=True", "clip_aware=True, max_iterations=2"), {})
+    accuracy, proved, attacked = capsys.readouterr().out.splitlines()
+    assert 0 <= float(accuracy) <= 1 and "ε = " in proved and "['budget']" in attacked
+
+
 def test_the_example_is_twelve_lines():
     lines = inspect.getsource(Signs).splitlines() + inspect.getsource(SIGNS.builder).splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 12

@@ -315,7 +315,7 @@ def value_chart(
     axes.grid(axis="x", color="#e4e7eb")
     handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=0) for s in styles.values()]
     figure.legend(handles, list(styles), loc="outside upper center",
-                  ncols=2 if several and len(styles) > 3 else 4)  # fmt: skip
+                  ncols=2 if len(styles) > 3 else 4)  # fmt: skip
     return figure
 
 

@@ -19,6 +19,7 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon
+from fl_privacy_lib.chapters.counting_privacy import arguments
 from fl_privacy_lib.data import Partition, full_copies
 from fl_privacy_lib.defenses import (
     Declaration,
@@ -530,25 +531,25 @@ def test_l2_max_known_values_and_bad_input():
 
 @pytest.mark.parametrize(("rate", "noise", "steps"), [(0.1, 6.0, 100), (0.01, 2.0, 500)])
 def test_the_lower_bound_lies_just_below_the_upper(rate, noise, steps):
-    low = audit.sampled_gaussian_lower_bound(rate, noise, steps, DELTA)
+    low = arguments.sampled_gaussian_lower_bound(rate, noise, steps, DELTA)
     high = spend(Event(rate, noise, "example", "add_remove", uses=steps), "pld", DELTA).epsilon
     assert 0.95 * high < low <= high
 
 
 def test_loss_of_one_gaussian_by_simulation_and_never_zero():
     x = np.random.default_rng(0).standard_normal(400_000) + 1 / 2
-    assert audit.gaussian_loss_exceeds(0.4, 2.0) == pytest.approx(
+    assert arguments.gaussian_loss_exceeds(0.4, 2.0) == pytest.approx(
         np.mean(x / 2 - 1 / 8 > 0.4), abs=4e-3
     )
-    assert audit.gaussian_loss_exceeds(5.0, 6.0) > 0
-    assert gdp_delta(0.4, 0.5) < audit.gaussian_loss_exceeds(0.4, 2.0)
+    assert arguments.gaussian_loss_exceeds(5.0, 6.0) > 0
+    assert gdp_delta(0.4, 0.5) < arguments.gaussian_loss_exceeds(0.4, 2.0)
 
 
 def test_holders_that_meet_in_a_round():
     draws = list(itertools.combinations(range(6), 3))
     meet = sum(len(set(one) & {0, 1, 2}) >= 2 for one in draws) / len(draws)
-    assert audit.shared_in_a_round(6, 3, 3) == pytest.approx(meet)
-    assert audit.shared_in_a_round(6, 3, 1) == 0
+    assert arguments.shared_in_a_round(6, 3, 3) == pytest.approx(meet)
+    assert arguments.shared_in_a_round(6, 3, 1) == 0
 
 
 # ---- bad input -----------------------------------------------------------------------

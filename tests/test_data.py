@@ -270,3 +270,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_data_folder_may_be_written_as_text():
+    np.testing.assert_array_equal(load("digits", "data").train_x, load("digits", NO_FILES).train_x)

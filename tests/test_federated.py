@@ -221,6 +221,12 @@ def test_batch_normalisation_is_refused_in_training_and_allowed_frozen():
     assert relative_distance(run.observations[Tap("aggregate")].values, expected) <= 1e-12
 
 
+def test_examples_that_are_no_tensors_are_named():
+    model, (x, y), partition = setting("mlp")
+    with pytest.raises(InputError, match="train holds a ndarray: make it a tensor"):
+        simulate(model, (x, y.numpy()), partition, plan_of(), non_private())
+
+
 def test_a_partition_for_another_number_of_clients_is_refused():
     model, train, partition = setting("mlp")
     with pytest.raises(InputError, match="the partition has 4 clients, the plan 5"):

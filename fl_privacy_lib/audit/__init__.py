@@ -7,13 +7,10 @@
 """
 
 from fl_privacy_lib.audit.arguments import (
-    gaussian_loss_exceeds,
     global_rate,
     l2_max_epsilon,
     mixture_epsilon,
     participations,
-    sampled_gaussian_lower_bound,
-    shared_in_a_round,
     visible_participation,
 )
 from fl_privacy_lib.audit.statements import Statement, Statements, local_statement, statement
@@ -21,14 +18,11 @@ from fl_privacy_lib.audit.statements import Statement, Statements, local_stateme
 __all__ = [
     "Statement",
     "Statements",
-    "gaussian_loss_exceeds",
     "global_rate",
     "l2_max_epsilon",
     "local_statement",
     "mixture_epsilon",
     "participations",
-    "sampled_gaussian_lower_bound",
-    "shared_in_a_round",
     "statement",
     "visible_participation",
 ]

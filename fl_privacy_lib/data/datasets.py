@@ -162,6 +162,7 @@ def fetch(name: str, root: Path) -> None:
     InputError
         If the name is unknown, or the files are not there and cannot be had.
     """
+    root = Path(root)
     if available(name, root):
         return
     if _is_archive(name):
@@ -203,6 +204,7 @@ def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
     >>> cancer.train_x.shape, cancer.validation_x.shape, cancer.classes
     ((426, 30), (143, 30), ('malignant', 'benign'))
     """
+    root = Path(root)
     if _is_archive(name):
         return _load_archive(name, npz.path_of(name, root))
     fetch(name, root)

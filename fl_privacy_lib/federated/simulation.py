@@ -139,6 +139,11 @@ def simulate(
     )
     collected = Taps(frozenset(taps), plan, defense)
     with group.together():  # what is wrong in one process, all have to know
+        for part in train:
+            if not torch.is_tensor(part):
+                raise InputError(
+                    f"train holds a {type(part).__name__}: make it a tensor, torch.from_numpy(…)."
+                )
         check_per_example(model)
         positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
         form = _form(model, train, defense, engine, loss)

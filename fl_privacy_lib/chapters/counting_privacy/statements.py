@@ -16,6 +16,7 @@ from fl_privacy_lib.accounting import schedules
 from fl_privacy_lib.accounting.accountants import Accountant, spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
+from fl_privacy_lib.chapters.counting_privacy import arguments
 from fl_privacy_lib.chapters.counting_privacy.local_sampling import (
     class_gap,
     local_sampling_epsilon,
@@ -179,7 +180,7 @@ def _mechanism() -> list[Case]:
     far = (0.5 + COORDINATES * math.log(1.1)) / 0.1
     return [
         Case("per_layer", "M = 3", claimed,
-             audit.sampled_gaussian_lower_bound(0.01, 6 / math.sqrt(TENSORS), 10_000, DELTA),
+             arguments.sampled_gaussian_lower_bound(0.01, 6 / math.sqrt(TENSORS), 10_000, DELTA),
              accountant="pld, rounded down"),
         Case("per_layer", "sensitivity of a sum in units of C, M = 3", 1.0, math.sqrt(TENSORS),
              "sensitivity", **_NOT_COUNTED),
@@ -187,7 +188,7 @@ def _mechanism() -> list[Case]:
              audit.l2_max_epsilon(1.1, COORDINATES, DELTA), sampling="none",
              accountant="Bhattacharyya, lower bound"),
         Case("theorem_5", "privacy loss above one half, one release", 0.0,
-             audit.gaussian_loss_exceeds(0.5, 6.0), "probability", **_NOT_COUNTED),
+             arguments.gaussian_loss_exceeds(0.5, 6.0), "probability", **_NOT_COUNTED),
         Case("theorem_5", "the same with the printed density, one example raises S by a tenth",
              0.0, float(gamma.sf(far, COORDINATES)), "probability", **_NOT_COUNTED),
     ]  # fmt: skip
@@ -205,7 +206,7 @@ def _composition() -> list[Case]:
              gdp_epsilon(1 / 6, DELTA), gdp_epsilon(math.sqrt(2) / 6, DELTA), sampling="none",
              accountant="gdp"),
         Case("parallel_composition", "two of ten holders meet in a round", 0.0,
-             audit.shared_in_a_round(1000, 100, 10), "probability", **_NOT_COUNTED),
+             arguments.shared_in_a_round(1000, 100, 10), "probability", **_NOT_COUNTED),
         Case("proposition_2", "a hidden unit comes on", 0.0,
              10 * (1 / math.sqrt(6) - 0.01) ** 2 - 1, "margin lost", **_NOT_COUNTED),
     ]  # fmt: skip

@@ -47,7 +47,7 @@ params: setup ## list a chapter's parameters: NB=01
 lab: setup ## open a copy of a chapter of your own, in runs/, in JupyterLab: NB=05
 	@$(RUN) lab $(NB)
 
-record: setup ## record a chapter's grid into results/measured: NB=01 [PROFILE=full]
+record: setup ## record what a chapter's records lack into results/measured: NB=01 [PROFILE=full]
 	@$(RUN) record $(NB) --profile $(if $(filter command line,$(origin PROFILE)),$(PROFILE),full) $(P)
 
 test: setup ## run the tests

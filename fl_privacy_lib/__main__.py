@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "record":
             command.add_argument(
                 "--only",
-                help="one part or table, e.g. fed_cdp/table_7; another word lists the parts",
+                help="one part or table, e.g. fed_cdp/table_7; an unknown name lists the parts",
             )
     for name, help_ in (
         ("params", "list a chapter's parameters with what each may be"),
@@ -179,7 +179,7 @@ def _show_parameters(name: str) -> None:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     for parameter, field in kind.model_fields.items():
         words = [str(word) for word in getattr(field.annotation, "__args__", ())]
-        if parameter == "dataset":
+        if parameter == "dataset" and not words:
             images = [n for n, spec in DATASETS.items() if spec.kind == "image"]
             words = ["auto", *(images if kind.needs_images else DATASETS), "npz:PATH"]
         bounds = [

@@ -14,6 +14,8 @@ import pytest
 
 from fl_privacy_lib.__main__ import main
 from fl_privacy_lib._checks import InputError
+from fl_privacy_lib.chapters import CHAPTERS
+from fl_privacy_lib.chapters import experiment as chapter_experiment
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.chapters.threat_types import run
@@ -168,10 +170,10 @@ def executed(monkeypatch, tmp_path):
 
 
 def test_a_run_with_other_parameters_says_so_in_its_first_cell(executed):
-    plain, other = (execution.run(FedSel, "smoke", p) for p in ({}, {"epsilon": "2"}))
+    plain, other = (execution.run(FedSel, "quick", p) for p in ({}, {"epsilon": "2"}))
     assert nbformat.read(plain, nbformat.NO_CONVERT).cells == []
     (cell,) = nbformat.read(other, nbformat.NO_CONVERT).cells
-    assert cell.source.startswith("**This run has epsilon=2.**")
+    assert cell.source.startswith("**This run has** `epsilon=2`.")
 
 
 def test_long_lists_of_parameters_do_not_meet(executed):
@@ -309,6 +311,21 @@ def test_a_recording_refuses_a_parameter_that_changes_none_of_its_points(tmp_pat
         changed = plain.model_copy(update={"batch_size": 7})
         experiment.record(run.EXPERIMENT, changed, "fed_cdp/table_7", tmp_path, plain)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("chapter", ["02", "05", "06"])
+def test_what_a_search_or_a_record_has_to_decide_first_refuses_no_parameter(
+    chapter, tmp_path, monkeypatch
+):
+    kind = CHAPTERS[chapter]
+    plain = kind.of_profile("full")
+    asked = kind.of_profile("full", dataset="digits", seeds=plain.seeds + 1)
+    only = {"02": None, "05": "table_2_100_5", "06": "table_4"}[chapter]
+    monkeypatch.setattr(experiment, "_record_rows", lambda *_: None)
+    try:
+        experiment.record(chapter_experiment(kind), asked, only, tmp_path, plain)
+    except InputError as error:
+        assert "changes nothing" not in str(error)
 
 
 def test_an_unknown_part_is_named_beside_the_nearest(tmp_path):

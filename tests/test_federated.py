@@ -223,7 +223,7 @@ def test_batch_normalisation_is_refused_in_training_and_allowed_frozen():
 
 def test_examples_that_are_no_tensors_are_named():
     model, (x, y), partition = setting("mlp")
-    with pytest.raises(InputError, match="train holds a ndarray: make it a tensor"):
+    with pytest.raises(InputError, match="examples or labels are a ndarray: make them a tensor"):
         simulate(model, (x, y.numpy()), partition, plan_of(), non_private())
 
 

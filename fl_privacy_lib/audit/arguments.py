@@ -125,6 +125,8 @@ def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
     >>> round(mixture_epsilon(always_ten, 1 / 6, 1e-5), 2)
     2.11
     """
+    positive(mu=mu)
+    check_delta(delta=delta)
     counts = np.flatnonzero(probabilities)
     counts = counts[counts > 0]
     if not counts.size:

@@ -64,7 +64,7 @@ def _absent(name: str, spec: Spec, root: Path) -> InputError:
     )
 
 
-def available(name: str, root: Path) -> bool:
+def available(name: str, root: Path | str) -> bool:
     """Return whether the files of a data set are in the data folder, without reading them.
 
     Parameters
@@ -89,6 +89,7 @@ def available(name: str, root: Path) -> bool:
     >>> available("cancer", Path("/nowhere")), available("mnist", Path("/nowhere"))
     (True, False)
     """
+    root = Path(root)
     if _is_archive(name):
         return is_file(npz.path_of(name, root))
     return find(DATASETS[name].layouts, root) is not None
@@ -121,7 +122,7 @@ def _check_files(name: str, root: Path) -> tuple[Layout, list[Path], str]:
     return layout, [path for path, _ in files], check(files)
 
 
-def verify(name: str, root: Path) -> None:
+def verify(name: str, root: Path | str) -> None:
     """Check in a second or two that a data set can be loaded.
 
     Parameters
@@ -138,13 +139,14 @@ def verify(name: str, root: Path) -> None:
         published one (of CIFAR-10's Parquet files `load` compares the content); for ``npz:PATH``,
         if anything is malformed in the arrays.
     """
+    root = Path(root)
     if _is_archive(name):
         npz.read(npz.path_of(name, root))
     else:
         _check_files(name, root)
 
 
-def fetch(name: str, root: Path) -> None:
+def fetch(name: str, root: Path | str) -> None:
     """Download a data set into the data folder, unless its files are there already.
 
     torchvision (MNIST, CIFAR-10) or scikit-learn (LFW) does it and checks what it gets; the tables
@@ -175,7 +177,7 @@ def fetch(name: str, root: Path) -> None:
         raise _absent(name, spec, root)
 
 
-def load(name: str, root: Path, cache: Path | None = None) -> Dataset:
+def load(name: str, root: Path | str, cache: Path | None = None) -> Dataset:
     """Load a data set from the data folder, downloading it first if it is not there.
 
     Parameters

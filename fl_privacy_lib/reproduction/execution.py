@@ -145,8 +145,9 @@ def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
         f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items())
     )
     timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))
-    if words:
-        _say_what_changed(target, ", ".join(words))
+    changes = [f"PROFILE={profile}"] * (profile != "quick") + words
+    if changes:
+        _say_what_changed(target, ", ".join(f"`{change}`" for change in changes))
     return target
 
 
@@ -156,8 +157,8 @@ def _say_what_changed(path: Path, changes: str) -> None:
 
     notebook = nbformat.read(path, nbformat.NO_CONVERT)
     text = (
-        f"**This run has {changes}.** What is computed here is of this run. Recorded numbers, and "
-        "the sentences about them, are of the settings that stand beside them."
+        f"**This run has** {changes}. What is computed here is of this run. Recorded numbers, and "
+        "the sentences about them, belong to the settings named beside them."
     )
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(text))
     write_atomically(path, nbformat.writes(notebook).encode())

@@ -11,6 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -218,14 +219,24 @@ def record(
         return only_available(names if other else part.datasets)
 
     def cells(some: Any) -> list[Any]:
-        chosen = _wanted(experiment.parts(some, folder), only, device)
-        return [(row.key, row.points) for part in chosen for row in part.rows(names_here(part))]
+        """Return what would be recorded; nothing where a search or a record has to come first."""
+        found: list[Any] = []
+        with suppress(InputError):
+            for part in _wanted(experiment.parts(some, folder), only, device):
+                here = names_here(part)
+                rows = part.rows(here) if here or not part.datasets else []
+                if here and not rows:
+                    return []
+                found += [(row.key, row.points) for row in rows]
+            return found
+        return []
 
     changed = vars(settings).items() - vars(plain or settings).items()
+    changed = {(name, value) for name, value in changed if name not in FREE}
+    mine = cells(settings) if changed else []
     for name, value in sorted(changed):
         usual = {name: getattr(plain, name)}
-        changing = cells(settings) != cells(settings.model_copy(update=usual))
-        if name not in FREE and cells(settings) and not changing:
+        if mine and mine == cells(settings.model_copy(update=usual)):
             raise InputError(
                 f"{name} = {value} changes nothing that chapter {experiment.chapter} records here: "
                 f"leave it out, or give it to a run: make run NB={experiment.chapter} "

@@ -165,7 +165,8 @@ def success_chart(
         rate, (low, high) = successes / trials, wilson_interval(successes, trials)
         about = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
         rows.append((cell["name"], rate, attackers[attacker], about))
-    figure = value_chart(rows, "fraction of private images recovered", scale="linear")
+    xlabel, names = "fraction of private images recovered", list(attackers.values())
+    figure = value_chart(rows, xlabel, scale="linear", first=names)
     figure.set_size_inches(5.0, 0.42 * len(cells) + 0.9)
     figure.axes[0].set_xlim(-0.02, 1.02)
     return figure
@@ -277,6 +278,7 @@ def value_chart(
     xlabel: str,
     reference: float | None = None,
     scale: str = "log",
+    first: Sequence[str] = (),
 ) -> Figure:
     """Draw one number a row on an axis, written beside its mark, or several a row.
 
@@ -286,9 +288,10 @@ def value_chart(
         a spread may be left out, and is what matplotlib's errorbar takes; equal names share a row
     reference : a value marked by a vertical line
     scale : 'log' or 'linear'
+    first : standings that take the first styles, see line_styles
     """
     names = list(dict.fromkeys(name for name, *_ in rows))
-    styles = dict(zip(dict.fromkeys(row[2] for row in rows), SERIES, strict=False))
+    styles = line_styles({"": dict.fromkeys(row[2] for row in rows)}, first)
     several = len(names) < len(rows)  # narrow then: the numbers beside the marks are left out
     width, pitch = (5.4, 0.12 * len(styles) + 0.12) if several else (7.2, 0.36)
     figure, axes = plt.subplots(figsize=(width, pitch * len(names) + 1.2))
@@ -314,8 +317,7 @@ def value_chart(
     axes.set_yticks(range(len(names)), names)
     axes.grid(axis="x", color="#e4e7eb")
     handles = [Line2D([], [], color=s["color"], marker=s["marker"], lw=0) for s in styles.values()]
-    figure.legend(handles, list(styles), loc="outside upper center",
-                  ncols=2 if len(styles) > 3 else 4)  # fmt: skip
+    figure.legend(handles, list(styles), loc="outside upper center", ncols=2)
     return figure
 
 

@@ -374,6 +374,14 @@ def test_a_cost_is_compared_as_a_ratio(tmp_path):
         )
 
 
+def test_a_setting_with_the_name_of_a_metric_answers_for_no_published_value():
+    frame = measured("fed_alpha_cdp/stopped")
+    assert "rounds" in frame and "rounds" not in set(frame["metric"])
+    compared = compare("fed_alpha_cdp/table_8", frame)
+    assert {c.printed["metric"] for c in compared if c.cell} == {"accuracy"}
+    assert "rounds" in {c.printed["metric"] for c in compared}
+
+
 def test_values_join_the_published_cells(tmp_path):
     rows = [
         {

@@ -182,7 +182,8 @@ def compare(
     pairs, answered = [], set()
     for row in ({str(k): v for k, v in row.items()} for row in printed.to_dict("records")):
         asked = row["measured_as"]
-        answers = [c for c in of_keys.get(tuple(row[k] for k in keys), []) if asked in c]
+        # what was measured: a setting may have the name of a metric
+        answers = [c for c in of_keys.get(tuple(row[k] for k in keys), []) if f"{asked}_std" in c]
         answered |= {id(cell) for cell in answers}
         understood = not conventions.cause(paper, name, row)
         pairs += [Comparison(row, c, _outcome(row, c, understood)) for c in answers] or [

@@ -888,7 +888,8 @@ def test_a_point_is_recorded_under_a_key_that_no_column_of_a_record_has(tmp_path
         for row in rows[:3]:
             assert not set(row.key) & {"metric", *META}
             path = tmp_path / f"{len(row.key)}.csv"
-            add_point(path, row.key, {"m": {"mean": 0.0, "std": 0.0, "n": 1}}, seeds=1)
+            meta = {"seeds": 1, "profile": "full", "device": "none", "seconds": 0.0}
+            add_point(path, row.key, {"m": {"mean": 0.0, "std": 0.0, "n": 1}}, **meta)
             assert is_recorded(recorded_rows(path, row.key), row)
 
 

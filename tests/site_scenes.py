@@ -1,6 +1,8 @@
 """The pages of the built book, and a browser's tab that notes what goes wrong."""
 
 import contextlib
+import json
+import re
 
 import yaml
 
@@ -13,6 +15,11 @@ def pages_of() -> list[str]:
     listed = [c for part in toc["parts"] for c in part["chapters"]]
     inner = [c for page in listed for c in page.get("sections", [])]
     return [f"{c['file']}.html" for c in ({"file": toc["root"]}, *listed, *inner)]
+
+
+def explorer_data(page):
+    """Return the sliders, the start and the values that an explorer's HTML carries."""
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
+from site_scenes import explorer_data
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting import schedules
@@ -538,7 +539,7 @@ def test_the_explorer_carries_what_the_accountant_says():
     explorer = eval(text.partition("\n")[2], names | {"preferred": PREFERRED})
     assert str(PREFERRED) in text.partition("\n")[0]
     page = explorer._repr_html_()
-    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
+    data = explorer_data(page)
     (_, noise), (_, rates), (_, steps) = data["sliders"]
     shape = (len(noise), len(rates), len(steps))
     assert shape == (10, 8, 41) == np.shape(data["values"])

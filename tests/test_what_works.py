@@ -1,9 +1,7 @@
 """What works: shares of noise, the server's momentum, what is proved of a sum, cells and grid."""
 
 import itertools
-import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 from oracles import WRONG_ALARM
 from scipy import stats
 from scipy.integrate import trapezoid
+from site_scenes import explorer_data
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.accountants import spend
@@ -345,8 +344,7 @@ def test_the_calculator_asks_for_enough_noise_and_hardly_more(budget, rate, step
 def test_the_calculators_start_is_the_recipe_with_a_coarser_accountant():
     explorer = noise_explorer((0.82, 3.0), (0.034,), (10, 400), (0.82, 0.034, 400))
     page = explorer._repr_html_()
-    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
-    ((short, long),), _ = data["values"]
+    ((short, long),), _ = explorer_data(page)["values"]
     assert short < grid.NOISE[0.82] < long < 1.1 * grid.NOISE[0.82]
     assert f"standard deviation {long:.3g} times C" in page
 

@@ -7,7 +7,7 @@ stages.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 
 from fl_privacy_lib._checks import one_of
@@ -106,6 +106,9 @@ METHODS: dict[str, Method] = {
 coordinate, or a fraction pruned or shared."""
 
 
+_signature = cache(signature)  # `build` is called for every point
+
+
 def build(name: str, **settings: object) -> Defense:
     """Return a method's defence; settings that only other methods take are left out.
 
@@ -115,7 +118,9 @@ def build(name: str, **settings: object) -> Defense:
         If there is no such method, or no method takes a setting.
     """
     one_of(METHODS, method=name)
-    known = {n: signature(method.builder).parameters for n, method in METHODS.items()}
-    for key in settings:
-        one_of(sorted(set().union(*known.values())), setting=key)
-    return METHODS[name].builder(**{k: v for k, v in settings.items() if k in known[name]})
+    builder = METHODS[name].builder
+    known = {k for method in METHODS.values() for k in _signature(method.builder).parameters}
+    if unknown := settings.keys() - known:
+        one_of(sorted(known), setting=min(unknown))
+    taken = _signature(builder).parameters
+    return builder(**{k: v for k, v in settings.items() if k in taken})

@@ -139,12 +139,11 @@ def simulate(
     )
     collected = Taps(frozenset(taps), plan, defense)
     with group.together():  # what is wrong in one process, all have to know
-        for part in (*train, *(evaluation or ())):
-            if not torch.is_tensor(part):
-                raise InputError(
-                    f"examples or labels are a {type(part).__name__}: make them a tensor, "
-                    "torch.from_numpy(…)."
-                )
+        refuse({
+            f"examples or labels are a {type(part).__name__}: make them a tensor, "
+            "torch.from_numpy(…).": not torch.is_tensor(part)
+            for part in (*train, *(evaluation or ()))
+        })  # fmt: skip
         check_per_example(model)
         positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
         form = _form(model, train, defense, engine, loss)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, ClassVar, NamedTuple
@@ -213,30 +214,23 @@ def record(
         )
     named = getattr(settings, "dataset", "auto")
 
-    def names_here(part: Part) -> tuple[str, ...]:
-        other = named != "auto" and part.datasets
-        names = (named,) if named in part.datasets or only is not None else ()
-        return only_available(names if other else part.datasets)
+    @cache  # a data set that is not here is named once
+    def here_of(datasets: tuple[str, ...]) -> tuple[str, ...]:
+        if named != "auto" and datasets:
+            datasets = (named,) if named in datasets or only is not None else ()
+        return only_available(datasets)
 
-    def cells(some: Any) -> list[Any]:
-        """Return what would be recorded; nothing where a search or a record has to come first."""
-        found: list[Any] = []
-        with suppress(InputError):
-            for part in _wanted(experiment.parts(some, folder), only, device):
-                here = names_here(part)
-                rows = part.rows(here) if here or not part.datasets else []
-                if here and not rows:
-                    return []
-                found += [(row.key, row.points) for row in rows]
-            return found
-        return []
+    def begin(part: Part) -> tuple[tuple[str, ...], list[Row]]:
+        here = here_of(part.datasets)
+        return here, part.rows(here) if here or not part.datasets else []
 
     changed = vars(settings).items() - vars(plain or settings).items()
     changed = {(name, value) for name, value in changed if name not in FREE}
-    mine = cells(settings) if changed else []
+    mine = _cells(wanted, begin) if changed else []
     for name, value in sorted(changed):
-        usual = {name: getattr(plain, name)}
-        if mine and mine == cells(settings.model_copy(update=usual)):
+        usual = settings.model_copy(update={name: getattr(plain, name)})
+        without = _wanted(experiment.parts(usual, folder), only, device)
+        if mine and mine == _cells(without, begin):
             raise InputError(
                 f"{name} = {value} changes nothing that chapter {experiment.chapter} records here: "
                 f"leave it out, or give it to a run: make run NB={experiment.chapter} "
@@ -246,8 +240,7 @@ def record(
     meta = {"profile": settings.profile, "device": device_name(device)}
     recorded = 0
     for part in wanted:
-        here = names_here(part)
-        rows = part.rows(here) if here or not part.datasets else []
+        here, rows = begin(part)
         recorded += bool(here or rows)
         if here and not rows:
             report_progress(f"{part.name}: no learning rate is chosen yet; record its search first")
@@ -266,6 +259,17 @@ def _wanted(parts: list[Part], only: str | None, device: torch.device) -> list[P
     if only is None:
         return [p for p in parts if device.type == "cuda" or not p.long]
     return [p for p in parts if only in (p.name, p.table)]
+
+
+def _cells(
+    parts: list[Part], begin: Callable[[Part], tuple[tuple[str, ...], list[Row]]]
+) -> list[Any]:
+    """Return what would be recorded; nothing where a search or a record has to come first."""
+    with suppress(InputError):
+        begun = [begin(part) for part in parts]
+        if all(rows or not here for here, rows in begun):
+            return [(row.key, row.points) for _, rows in begun for row in rows]
+    return []
 
 
 def _record_rows(

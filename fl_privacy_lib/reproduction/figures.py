@@ -165,8 +165,9 @@ def success_chart(
         rate, (low, high) = successes / trials, wilson_interval(successes, trials)
         about = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
         rows.append((cell["name"], rate, attackers[attacker], about))
-    xlabel, names = "fraction of private images recovered", list(attackers.values())
-    figure = value_chart(rows, xlabel, scale="linear", first=names)
+    figure = value_chart(
+        rows, "fraction of private images recovered", scale="linear", first=[*attackers.values()]
+    )
     figure.set_size_inches(5.0, 0.42 * len(cells) + 0.9)
     figure.axes[0].set_xlim(-0.02, 1.02)
     return figure

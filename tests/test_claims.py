@@ -114,23 +114,6 @@ def test_refuted_needs_a_counter_example_in_the_rows(tmp_path):
     assert outcome.status == "refuted" and outcome.note == "because"
 
 
-def test_fewer_iterations_is_compared_data_set_by_data_set(tmp_path):
-    test = {
-        "check": "fewer_iterations",
-        "rows": {"threat_type": "type_2"},
-        "than": {"threat_type": "type_0_1"},
-    }
-    needed = {"metric": "attack_iterations"}
-    rows = [needed | {"mean": 5.0}, needed | {"mean": 9.0, "threat_type": "type_0_1"}]
-    write_rows(tmp_path, *rows)
-    assert claims.verdict(entry(test=test), tmp_path).status == "reproduced"
-    rows[0]["mean"] = 10.0
-    write_rows(tmp_path, *rows)
-    assert claims.verdict(entry(test=test), tmp_path).status == "not reproduced"
-    write_rows(tmp_path, rows[0])
-    assert claims.verdict(entry(test=test), tmp_path).status == "not run"
-
-
 AHEAD = {
     "check": "ahead",
     "metric": "accuracy",

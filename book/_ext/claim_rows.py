@@ -127,7 +127,7 @@ def cell_of(outcome: Outcome, test: dict[str, Any], columns: tuple[str, ...]) ->
         found=found,
         spread=float(row["spread"]),
         gap=gap,
-        lead=-outcome.gap if kind in ("rate_below", "at_most", "fewer_iterations") else outcome.gap,
+        lead=-outcome.gap if kind in ("rate_below", "at_most") else outcome.gap,
         held=outcome.held,
         seeds=seeds_of(row),
         relative=relative,
@@ -364,8 +364,6 @@ class Claim:
             values = [100 * c.relative for c in self.cells if c.relative is not None]
             return span(values, " %") if values else "—"
         metric = self.test.get("metric", "attack_success_rate" if "bound" in self.test else "")
-        if self.judged_by == "fewer_iterations":
-            return span([c.gap for c in self.cells], " iterations")
         share = units == {"fraction"} or metric in SHARES
         points = share or re.search("lead|gain|calm", metric) is not None
         return span([(100 if share else 1) * c.gap for c in self.cells], " points" * points)

@@ -54,17 +54,6 @@ def _rate(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
         yield Outcome(held, gap, why if wide else "", cell=cell)
 
 
-def _fewer_iterations(test: Test, table: str, frame: pd.DataFrame) -> list[Outcome]:
-    """Ask that `rows` need fewer attack iterations than `than`, data set by data set."""
-    needed = frame[frame["metric"] == "attack_iterations"]
-    small, large = select(needed, test["rows"]), select(needed, test["than"])
-    pairs = small.merge(large, on="dataset", suffixes=("", "_than"))
-    return [
-        Outcome(p["mean"] < p["mean_than"], p["mean"] - p["mean_than"], cell=_pair(p))
-        for p in pairs.to_dict("records")
-    ]
-
-
 def _ahead(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask that `rows` be ahead of `than` at equal values of the columns `on`, by more than `by`.
 
@@ -159,7 +148,6 @@ CHECKS: dict[str, Callable[[Test, str, pd.DataFrame], Iterable[Outcome]]] = {
     **dict.fromkeys(PRINTED, _values),
     "rate_above": _rate,
     "rate_below": _rate,
-    "fewer_iterations": _fewer_iterations,
     "ahead": _ahead,
     "best": _best,
     "shown": _bounded,
@@ -173,7 +161,6 @@ WORDS = {
     "ratio": f"each printed ratio of times is met within a factor of {RATIO_FACTOR}",
     "rate_above": "the {metric} is above {share}, with its whole interval",
     "rate_below": "the {metric} is below {share}, with its whole interval",
-    "fewer_iterations": "{rows} needs fewer attack iterations than {than}",
     "shown": "the {metric} is at least {bound}",
     "at_most": "the {metric} is at most {bound}",
     "margin": "what is found does not exceed what is claimed",

@@ -64,12 +64,33 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
     return entries
 
 
-def judge(compared: Iterable[Comparison]) -> Verdict:
-    """Return the verdict on published values that stand together: a value, or a row of a table."""
+def judge(compared: Iterable[Comparison], lost: str = "") -> Verdict:
+    """Return the verdict on published values that stand together: a value, or a row of a table.
+
+    Parameters
+    ----------
+    lost : what the paper leaves out that decides these values, see `lost_values`
+    """
     ran = [c for c in compared if c.cell and c.outcome and c.cell["judged"]]
     ran = [c for c in ran if c.cell and c.cell["at_setting"]] or ran  # what ran at less stands back
     full = all(c.cell["at_setting"] for c in ran if c.cell)
-    return decide(bool(ran), full, [c.outcome for c in ran if c.outcome])
+    return decide(bool(ran), full, [c.outcome for c in ran if c.outcome], lost=lost)
+
+
+def lost_values(table: str) -> list[tuple[dict[str, Any], str]]:
+    """Return what a published table leaves out: selections of recorded rows, and what decides them.
+
+    Parameters
+    ----------
+    table : 'paper/table', as it is published
+    """
+    return [
+        (entry.get("rows", {}), lost)
+        for entry in load_claims()
+        if entry.get("test", {}).get("check") in PRINTED
+        and entry["test"].get("published", entry["table"]) == table
+        and (lost := entry.get("lost", entry.get("unfair")))
+    ]
 
 
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:

@@ -92,8 +92,6 @@ NAMES = {
     "pm": "PM, flat",
     "pm_unscaled": "PM, flat, without its factor",
     "pm_rp": "PM, compressed",
-}
-NAMES |= {
     "what_works": "What works",
     "distributed_noise": "distributed noise, secure aggregation",
     "sees_sums": "anyone who sees every sum",
@@ -113,8 +111,10 @@ NAMES |= {
     "fixed_order": "fixed order, counted as drawn",
     "relu": "rectifier",
     "tanh": "tanh, bounded",
+    "exp": "EXP",
+    "pe": "PE",
+    "ps": "PS",
 }
-NAMES |= {name: name.upper() for name in ("exp", "pe", "ps")}
 NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{words}" for name in ("exp", "pe", "ps")
           for end, words in (("", ""), ("_rule", ", by the rule"))}  # fmt: skip
 """Code name → the name a reader sees; anything else is shown as it is."""
@@ -122,6 +122,7 @@ NAMES |= {f"{name}_pm{end}": f"{name.upper()}-PM{words}" for name in ("exp", "pe
 METRICS = {
     "accuracy": "accuracy",
     "attack_success_rate": "share of images recovered",
+    "attack_iterations": "number of attack iterations",
     "success_by_50": "share of images recovered within 50 attack iterations",
     "mse": "mean squared error",
     "psnr": "peak signal-to-noise ratio",

@@ -93,6 +93,12 @@ def lost_values(table: str) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
+def deciding(lost: Iterable[tuple[dict[str, Any], str]], value: Comparison) -> str:
+    """Return which of `lost_values` decides a value; '' for none."""
+    key = pd.DataFrame([value.cell["key"]] if value.cell else [])
+    return next((words for rows, words in lost if len(select(key, rows))), "")
+
+
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
     """Return the verdict on a claim, computed from the records, with why and what else to know.
 

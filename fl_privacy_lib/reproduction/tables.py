@@ -13,7 +13,7 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.checks import in_words
-from fl_privacy_lib.reproduction.claims import judge, load_claims, lost_values, verdict
+from fl_privacy_lib.reproduction.claims import deciding, judge, load_claims, lost_values, verdict
 from fl_privacy_lib.reproduction.comparison import Comparison, compare, measured, select
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED, ROOT
@@ -119,15 +119,10 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """The published values in one row of a table, each beside the recorded cell that answers it.
-
-    Parameters
-    ----------
-    lost : what the paper leaves out that decides them
-    """
+    """The published values in one row of a table, each beside the recorded cell that answers it."""
 
     values: tuple[Comparison, ...]
-    lost: str = ""
+    lost: str = ""  # what the paper leaves out that decides them
 
     @property
     def cell(self) -> dict[str, Any] | None:
@@ -219,8 +214,8 @@ def beside(
             row = Row((comparison,))
             key = by(row) if callable(by) else tuple(row[c] for c in by)
             groups.setdefault(key, []).append(comparison)
-    left_out = lost_values(table)
-    rows = [Row(tuple(group), _lost(group[0], left_out)) for group in groups.values()]
+    lost = lost_values(table)
+    rows = [Row(tuple(group), deciding(lost, group[0])) for group in groups.values()]
     # like stands by like, in the order of first appearance
     for column in ("threat_type", "dataset"):
         order = list(dict.fromkeys(row[column] for row in rows))
@@ -232,12 +227,6 @@ def beside(
     if not shown:
         return Table(["recorded"], [["nothing yet: make record"]])
     return Table([*columns, "status"], shown)
-
-
-def _lost(comparison: Comparison, left_out: Sequence[tuple[dict[str, Any], str]]) -> str:
-    """Return which of the things that a paper leaves out decides a value."""
-    key = pd.DataFrame([comparison.cell["key"]] if comparison.cell else [])
-    return next((lost for rows, lost in left_out if len(select(key, rows))), "")
 
 
 def claims_table(chapter: str | None = None) -> Table:

@@ -174,7 +174,7 @@ def test_taps_and_evaluation_do_not_change_a_run():
     model, train, partition = setting("mlp")
     plan, defense = plan_of(rounds=2), fed_cdp("example")
     bare = simulate(model, train, partition, plan, defense).weights
-    taps = [Tap(s, c, r) for s in TAPS for c in range(4) for r in range(2)]
+    taps = [Tap(s, int(c), r) for s in TAPS for r in range(2) for c in plan.participants_of(r)]
     assert same(
         simulate(model, train, partition, plan, defense, taps=taps, evaluation=train).weights, bare
     )

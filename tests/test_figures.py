@@ -117,3 +117,13 @@ def test_a_name_keeps_its_style_in_every_figure_where_an_order_is_given():
     assert some["code"] == others["code"] == figures.SERIES[2]
     assert list(some) == ["code", "other"] and some["other"] == figures.SERIES[3]
     assert figures.line_styles({"": {"code": ([], [])}})["code"] == figures.SERIES[0]
+
+
+def test_two_ticks_too_close_for_two_labels_share_one():
+    """Chapter 7's accuracy over ε, and a grid of bounds that has room for all of its labels."""
+    for x, labels in (((0.8, 12.8, 16.8), ["0.8", "12.8", ""]),
+                      ((1, 2, 4, 8), ["1", "2", "4", "8"])):  # fmt: skip
+        drawn = figures.curves({"a": (x, [0.0] * len(x))}, "x", "y", xscale="log")
+        axes = drawn.axes[0]
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == labels
+        assert list(axes.get_xticks()) == list(x)

@@ -1,5 +1,7 @@
 """Taps: each sees what the stages before it made, what was asked for, and nothing else."""
 
+from functools import partial
+
 import pytest
 import torch
 from federated_scenes import plan_of, same, setting
@@ -173,6 +175,25 @@ def test_a_tap_outside_the_plan_is_refused(tap):
         InputError, match=r"lies outside the plan \(2 rounds, 4 clients, 2 local iterations"
     ):
         simulate(model, train, partition, plan_of(rounds=2), non_private(), taps=[tap])
+
+
+@pytest.mark.parametrize("stage", ["example", "batch", "update", "received"])
+def test_a_tap_of_a_client_that_takes_no_part_is_refused(stage):
+    model, train, partition = setting("mlp")
+    plan = plan_of(rounds=2, participants=2)
+    for round in range(2):
+        present = plan.participants_of(round).tolist()
+        for client in range(4):
+            run = partial(
+                simulate, model, train, partition, plan, non_private(),
+                taps=[Tap(stage, client, round)],
+            )  # fmt: skip
+            if client in present:
+                assert len(run().observations) == 1
+                continue
+            with pytest.raises(InputError, match=f"client {client} takes no part") as caught:
+                run()
+            assert f"plan.participants_of({round})" in str(caught.value)
 
 
 @pytest.mark.parametrize("place", [{"client": -1}, {"round": -1}, {"iteration": -1}])

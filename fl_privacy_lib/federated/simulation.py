@@ -293,9 +293,20 @@ def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
         }
     )
     for tap in taps.wanted:
-        inside = tap.round < plan.rounds and tap.client < plan.clients
-        if not (inside and tap.iteration < plan.local_iterations):
-            raise InputError(
+        inside = (
+            tap.round < plan.rounds
+            and tap.client < plan.clients
+            and tap.iteration < plan.local_iterations
+        )
+        refuse(
+            {
                 f"{tap} lies outside the plan ({plan.rounds} rounds, {plan.clients} clients, "
-                f"{plan.local_iterations} local iterations, all counted from 0)."
-            )
+                f"{plan.local_iterations} local iterations, all counted from 0).": not inside,
+                f"{tap} would stay empty, since client {tap.client} takes no part in that round: "
+                f"choose one of plan.participants_of({tap.round}).": (
+                    inside
+                    and tap.stage != "aggregate"
+                    and tap.client not in plan.participants_of(tap.round)
+                ),
+            }
+        )

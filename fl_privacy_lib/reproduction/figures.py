@@ -248,7 +248,7 @@ def panels(
             axes.axhline(heights[title], label=name_of_line, **REFERENCE)
         axes.set(title=title, **axes_settings)
         if axes.get_xscale() == "log":
-            _plain_ticks(axes, {float(value) for x, *_ in series.values() for value in x})
+            _plain_ticks(axes, sorted({float(v) for x, *_ in series.values() for v in x}))
         axes.grid(color="#e4e7eb")
     for axes in grid.flat[len(groups) :]:
         axes.set_axis_off()
@@ -266,11 +266,15 @@ def panels(
     return figure
 
 
-def _plain_ticks(axes: Axes, values: set[float]) -> None:
-    """Label a logarithmic axis with the few values that were measured, in plain numbers."""
-    labels = [f"{float(f'{value:.3g}'):g}" for value in sorted(values)]
+def _plain_ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Label a logarithmic axis with the few values that were measured, in plain numbers.
+
+    One that lies too close above another for two labels has a tick alone.
+    """
+    labels = [f"{float(f'{value:.3g}'):g}" for value in values]
     if 1 < len(values) <= 8 and len("".join(labels)) <= 28:  # longer ones would overlap
-        axes.set_xticks(sorted(values), labels)
+        apart = np.diff(np.log(values), prepend=-np.inf) > 0.1 * np.log(values[-1] / values[0])
+        axes.set_xticks(values, np.where(apart, labels, "").tolist())
         axes.xaxis.set_minor_locator(NullLocator())
 
 

@@ -424,7 +424,7 @@ def test_a_row_is_undecided_where_its_table_s_claim_says_what_is_left_out(monkey
     for table in ("fed_cdp/table_7", "fed_cdp/table_4", "compensation/table_2"):
         assert table in entries
         assert statuses(table) <= {Status.REPRODUCED, Status.UNDECIDED, Status.REDUCED_SETTING}
-    monkeypatch.setattr(tables, "lost_values", lambda table: [])
+    monkeypatch.setattr(tables, "entries_of", lambda table: [])
     assert Status.NOT_REPRODUCED in statuses("compensation/table_2")
 
 

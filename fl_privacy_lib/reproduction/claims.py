@@ -69,7 +69,7 @@ def judge(compared: Iterable[Comparison], lost: str = "") -> Verdict:
 
     Parameters
     ----------
-    lost : what the paper leaves out that decides these values, see `lost_values`
+    lost : what the paper leaves out that decides these values, see `deciding`
     """
     ran = [c for c in compared if c.cell and c.outcome and c.cell["judged"]]
     ran = [c for c in ran if c.cell and c.cell["at_setting"]] or ran  # what ran at less stands back
@@ -77,26 +77,27 @@ def judge(compared: Iterable[Comparison], lost: str = "") -> Verdict:
     return decide(bool(ran), full, [c.outcome for c in ran if c.outcome], lost=lost)
 
 
-def lost_values(table: str) -> list[tuple[dict[str, Any], str]]:
-    """Return what a published table leaves out: selections of recorded rows, and what decides them.
-
-    Parameters
-    ----------
-    table : 'paper/table', as it is published
-    """
+def entries_of(table: str) -> list[dict[str, Any]]:
+    """Return the ledger's entries on a published table's values; `table` is 'paper/table'."""
     return [
-        (entry.get("rows", {}), lost)
+        entry
         for entry in load_claims()
         if entry.get("test", {}).get("check") in PRINTED
         and entry["test"].get("published", entry["table"]) == table
-        and (lost := entry.get("lost", entry.get("unfair")))
     ]
 
 
-def deciding(lost: Iterable[tuple[dict[str, Any], str]], value: Comparison) -> str:
-    """Return which of `lost_values` decides a value; '' for none."""
+def deciding(entries: Iterable[dict[str, Any]], value: Comparison) -> str:
+    """Return what a paper leaves out that decides a value, by the table's entries; '' for none."""
     key = pd.DataFrame([value.cell["key"]] if value.cell else [])
-    return next((words for rows, words in lost if len(select(key, rows))), "")
+    return next(
+        (
+            e.get("lost", e.get("unfair", ""))
+            for e in entries
+            if len(select(key, e.get("rows", {})))
+        ),
+        "",
+    )
 
 
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:

@@ -13,7 +13,7 @@ from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.checks import in_words
-from fl_privacy_lib.reproduction.claims import deciding, judge, load_claims, lost_values, verdict
+from fl_privacy_lib.reproduction.claims import deciding, entries_of, judge, load_claims, verdict
 from fl_privacy_lib.reproduction.comparison import Comparison, compare, measured, select
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED, ROOT
@@ -214,8 +214,8 @@ def beside(
             row = Row((comparison,))
             key = by(row) if callable(by) else tuple(row[c] for c in by)
             groups.setdefault(key, []).append(comparison)
-    lost = lost_values(table)
-    rows = [Row(tuple(group), deciding(lost, group[0])) for group in groups.values()]
+    entries = entries_of(table)
+    rows = [Row(tuple(group), deciding(entries, group[0])) for group in groups.values()]
     # like stands by like, in the order of first appearance
     for column in ("threat_type", "dataset"):
         order = list(dict.fromkeys(row[column] for row in rows))
@@ -272,15 +272,18 @@ def coverage(table: str) -> list[int]:
     """Return how many values a table prints, then how many of them have been measured.
 
     After them come those measured at the printed setting, that come out, and that are exceeded.
+    What counts is what the table's entries in the ledger judge.
     """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
-    for c in compare(table, measured(table)):
-        if c.printed and c.cell and c.cell["judged"]:
-            groups.setdefault(tuple(map(str, c.printed.values())), []).append(c)
+    for entry in entries_of(table):
+        for c in compare(table, select(measured(entry["table"]), entry.get("rows", {}))):
+            if c.printed and c.cell and c.cell["judged"]:
+                groups.setdefault(tuple(map(str, c.printed.values())), []).append(c)
     counts = Counter(judge(group).status for group in groups.values())
-    reduced = counts[Status.REDUCED_SETTING]
-    return [len(load_published(table)), counts.total(), counts.total() - reduced,
-            counts[Status.REPRODUCED], counts[Status.EXCEEDED]]  # fmt: skip
+    return [
+        len(load_published(table)), counts.total(), counts.total() - counts[Status.REDUCED_SETTING],
+        counts[Status.REPRODUCED], counts[Status.EXCEEDED],
+    ]  # fmt: skip
 
 
 def values_table() -> Table:

@@ -170,7 +170,10 @@ def _gaps(outcomes: list[Outcome]) -> str:
 
 
 def _departures(entry: dict[str, Any], full: pd.DataFrame) -> Iterator[str]:
-    """Yield on how many cells the test holds in each reading that the table is not judged by."""
+    """Yield on how many cells the test holds in each reading that the table is not judged by.
+
+    A cell that was no fair trial is open, and not one of those that hold.
+    """
     test, table = entry["test"], entry["table"]
     readings = {
         name: (test, select(full, columns))
@@ -182,8 +185,10 @@ def _departures(entry: dict[str, Any], full: pd.DataFrame) -> Iterator[str]:
     for name, (other, rows) in readings.items():
         if other == test and rows["judged"].all():
             continue
-        if outcomes := check(other, table, rows):
-            yield f"{name}: {sum(bool(o.held) for o in outcomes)} of {len(outcomes)}"
+        if held := [o.held for o in check(other, table, rows)]:
+            yield f"{name}: {held.count(True)} of {len(held)}" + (
+                f" ({held.count(None)} open)" if None in held else ""
+            )
 
 
 def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:

@@ -25,7 +25,7 @@ STAGE = BUILD / "stage"
 HTML = BUILD / "html"
 
 
-def fold_parameters(notebook: dict[str, Any]) -> None:
+def fold_parameters(notebook: dict[str, Any], profile: str) -> None:
     """Show an executed notebook's parameters once, folded: the table of the values that ran."""
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
@@ -33,13 +33,15 @@ def fold_parameters(notebook: dict[str, Any]) -> None:
             tags.append("remove-cell")
         if cell["cell_type"] == "code" and ".checked(" in "".join(cell["source"]):
             tags += ["remove-input", "hide-output"]
-            cell["metadata"]["mystnb"] = {"code_prompt_show": "Show the parameters of this run"}
+            cell["metadata"]["mystnb"] = {
+                "code_prompt_show": f"Show the parameters of this run (profile: {profile})"
+            }
 
 
-def make_pages(path: Path) -> None:
+def make_pages(path: Path, profile: str) -> None:
     """Make an executed notebook a chapter's two pages: what it argues, and its appendix beside it.
 
-    The cells from the heading '# Appendix' on are the appendix; opened in Jupyter, a notebook is
+    The folded parameters are named after the profile. The cells from the heading '# Appendix' on are the appendix; opened in Jupyter, a notebook is
     whole.
 
     Raises
@@ -48,7 +50,7 @@ def make_pages(path: Path) -> None:
         If no Markdown cell begins with that heading.
     """
     notebook = json.loads(path.read_text())
-    fold_parameters(notebook)
+    fold_parameters(notebook, profile)
     cells = notebook["cells"]
     heads = ["".join(cell["source"]).startswith("# Appendix") for cell in cells]
     if True not in heads:
@@ -87,7 +89,7 @@ def stage(chapters: Iterable[type[Settings]], profile: str, overrides: dict[str,
     for settings in chosen:
         target = STAGE / "notebooks" / f"{settings.notebook}.ipynb"
         timed(f"execute {settings.notebook} at {profile}", partial(execute, settings, target))
-        make_pages(target)
+        make_pages(target, settings.profile)
 
 
 def build(

@@ -41,8 +41,8 @@ def fold_parameters(notebook: dict[str, Any], profile: str) -> None:
 def make_pages(path: Path, profile: str) -> None:
     """Make an executed notebook a chapter's two pages: what it argues, and its appendix beside it.
 
-    The folded parameters are named after the profile. The cells from the heading '# Appendix' on are the appendix; opened in Jupyter, a notebook is
-    whole.
+    The cells from the heading '# Appendix' on are the appendix; opened in Jupyter, a notebook is
+    whole. The folded parameters name the profile that ran.
 
     Raises
     ------

@@ -214,6 +214,14 @@ def test_an_arm_at_the_guess_neither_wins_nor_loses(tmp_path):
     assert claims.verdict(claim, tmp_path).status == "not reproduced"
 
 
+def test_a_departure_that_was_no_fair_trial_is_open_and_does_not_count_against_a_claim(tmp_path):
+    judged, other = ({"method": "fed_cdp"}, {}), {"method": "fed_cdp", "setting": "code"}
+    for metrics, words in (({}, "0 of 1"), ({"searched": None}, "0 of 1 (1 open)")):
+        write_trained(tmp_path, judged, (other, metrics))
+        beside = claims.verdict(entry(**VALUES), tmp_path).beside
+        assert [part.split(": ")[1] for part in beside if part.startswith("noise as")] == [words]
+
+
 @pytest.mark.parametrize(("gap", "status"), [(0.05, "reproduced"), (0.02, "undecided"),
                                              (-0.05, "not reproduced")])  # fmt: skip
 def test_one_seed_of_a_large_round_decides_by_three_times_the_largest_spread(gap, status, tmp_path):

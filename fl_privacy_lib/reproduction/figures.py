@@ -285,7 +285,7 @@ def value_chart(
     scale: str = "log",
     first: Sequence[str] = (),
 ) -> Figure:
-    """Draw one number a row on an axis, written beside its mark, or several a row.
+    """Draw one number a row on an axis, written above its mark, or several a row.
 
     Parameters
     ----------
@@ -305,14 +305,14 @@ def value_chart(
         row = names.index(name) + several * 0.19 * shift
         if not several:
             digits = f"{value:#.3g}" if scale == "linear" else f"{value:.3g}"
-            axes.annotate(digits.rstrip("."), (value, row), (9, 0), textcoords="offset points",
-                          va="center", fontsize=9,
-                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+            axes.annotate(digits.rstrip("."), (value, row), (0, 4), textcoords="offset points",
+                          ha="center", va="bottom", fontsize=8.5,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
         axes.errorbar(value, row, xerr=spread[0] if spread else None, fmt=style["marker"],
                       color=style["color"], ms=6 if several else 8, capsize=2.5)  # fmt: skip
     if reference is not None:
         axes.axvline(reference, color=QUIET, lw=1, zorder=0)
-    axes.set(xscale=scale, ylim=(len(names) - 0.5, -0.5), xlabel=xlabel)
+    axes.set(xscale=scale, ylim=(len(names) - 0.5, -0.7), xlabel=xlabel)
     if scale == "log":
         values = [value for _, value, *_ in rows]
         subs = (1, 2, 5) if max(values) < 300 * min(values) else (1,)

@@ -214,7 +214,7 @@ def test_an_arm_at_the_guess_neither_wins_nor_loses(tmp_path):
     assert claims.verdict(claim, tmp_path).status == "not reproduced"
 
 
-def test_a_departure_that_was_no_fair_trial_is_open_and_does_not_count_against_a_claim(tmp_path):
+def test_a_departure_that_was_no_fair_trial_is_open(tmp_path):
     judged, other = ({"method": "fed_cdp"}, {}), {"method": "fed_cdp", "setting": "code"}
     for metrics, words in (({}, "0 of 1"), ({"searched": None}, "0 of 1 (1 open)")):
         write_trained(tmp_path, judged, (other, metrics))

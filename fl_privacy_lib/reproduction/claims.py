@@ -94,7 +94,9 @@ def deciding(entries: Iterable[dict[str, Any]], value: Comparison) -> str:
         (
             e.get("lost", e.get("unfair", ""))
             for e in entries
-            if len(select(key, e.get("rows", {})))
+            # what is accounted, and nothing else, says of which kind a value is
+            if (e["test"]["check"] == "accounted") == ("kind" in key)
+            and len(select(key, e.get("rows", {})))
         ),
         "",
     )
@@ -172,7 +174,7 @@ def _gaps(outcomes: list[Outcome]) -> str:
 def _departures(entry: dict[str, Any], full: pd.DataFrame) -> Iterator[str]:
     """Yield on how many cells the test holds in each reading that the table is not judged by.
 
-    A cell that was no fair trial is open, and not one of those that hold.
+    A cell that decides nothing, for example because it was no fair trial, is open.
     """
     test, table = entry["test"], entry["table"]
     readings = {

@@ -380,7 +380,7 @@ def test_the_page_stands_with_any_part_of_the_records(parts, tmp_path, kept, mon
     assert ("status" in crossed.columns) == (parts == MANY)
     if parts == MANY:
         statuses = Counter(str(row[-1]) for row in crossed.rows)
-        assert statuses.keys() == {"not reproduced", "reduced setting", "another version"}
+        assert statuses.keys() == {"undecided", "reduced setting", "another version"}
         assert page.searched_trainings() and page.rows
         assert len(page.noisy) > 5 and page.figure.axes
     else:

@@ -428,7 +428,7 @@ def test_a_row_is_undecided_where_its_table_s_claim_says_what_is_left_out(monkey
         found = statuses(table)
         assert Status.UNDECIDED in found
         assert found <= {Status.REPRODUCED, Status.UNDECIDED, Status.REDUCED_SETTING}
-    monkeypatch.setattr(tables, "entries_of", lambda table: [])
+    monkeypatch.setattr(tables, "entries_of", lambda table, ledger: [])
     assert all(
         Status.NOT_REPRODUCED in statuses(table)
         for table in ("fed_cdp/table_7", "compensation/table_2")

@@ -489,7 +489,8 @@ def matrix(claims: list[Claim]) -> dict[str, list[Coverage]]:
     for paper in PAPERS:
         files = [path.stem for path in (PUBLISHED / paper).glob("table_*.csv")]
         for stem in sorted(files, key=lambda s: (int(re.sub(r"\D", "", s)), s)):
-            counts, first = coverage(f"{paper}/{stem}"), claim_of(claims, paper, stem)
+            counts = coverage(f"{paper}/{stem}", [claim.entry for claim in claims])
+            first = claim_of(claims, paper, stem)
             rows.setdefault(paper, []).append(
                 Coverage(titles(paper)[f"{stem}.csv"], *counts, first)
             )

@@ -77,26 +77,25 @@ def judge(compared: Iterable[Comparison], lost: str = "") -> Verdict:
     return decide(bool(ran), full, [c.outcome for c in ran if c.outcome], lost=lost)
 
 
-def entries_of(table: str) -> list[dict[str, Any]]:
-    """Return the ledger's entries on a published table's values; `table` is 'paper/table'."""
+def entries_of(table: str, ledger: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a ledger's entries on a published table's values; `table` is 'paper/table'."""
     return [
         entry
-        for entry in load_claims()
+        for entry in ledger
         if entry.get("test", {}).get("check") in PRINTED
         and entry["test"].get("published", entry["table"]) == table
     ]
 
 
-def deciding(entries: Iterable[dict[str, Any]], value: Comparison) -> str:
-    """Return what a paper leaves out that decides a value, by the table's entries; '' for none."""
-    key = pd.DataFrame([value.cell["key"]] if value.cell else [])
+def deciding(entries: Iterable[dict[str, Any]], cell: dict[str, Any] | None) -> str:
+    """Return what a paper leaves out that decides a recorded cell's values; '' for nothing."""
     return next(
         (
             e.get("lost", e.get("unfair", ""))
             for e in entries
-            # what is accounted, and nothing else, says of which kind a value is
-            if (e["test"]["check"] == "accounted") == ("kind" in key)
-            and len(select(key, e.get("rows", {})))
+            if cell
+            and e["table"] == cell.get("record")
+            and len(select(pd.DataFrame([cell["key"]]), e.get("rows", {})))
         ),
         "",
     )

@@ -22,7 +22,7 @@ from fl_privacy_lib.reproduction.verdict import (
     why_unfair,
 )
 
-JUDGED = ["at_setting", "judged", "unfair", "learns", "effective"]
+JUDGED = ["record", "at_setting", "judged", "unfair", "learns", "effective"]
 """What `measured` says of each row, beside its columns."""
 METRIC_PARTS = {"": "mean", "_std": "std", "_n": "n", "_effective": "effective"}
 SUCCESS_RATES = ("attack_success_rate", "success_by_50")
@@ -32,6 +32,7 @@ INNER_STEPS = 20  # of every optimiser in an attack iteration
 def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     """Return a measured table ('paper/table') with the columns of `JUDGED`; it may be empty.
 
+    record : the table asked for, also of rows that it reads in another chapter's record
     at_setting : whether a row ran at the table's published setting
     judged : whether it belongs to the reading that the table is judged by
     unfair : why its cell is no fair trial; '' where it is, or where nothing is searched
@@ -53,7 +54,9 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     judged = pd.Series(True, index=rows.index)
     for column, allowed in next(iter(trial.get("readings", {}).values()), {}).items():
         judged &= rows[column].isin([str(value) for value in allowed])
-    rows = rows.assign(at_setting=at_setting(rows, published_setting(table)), judged=judged)
+    rows = rows.assign(
+        record=table, at_setting=at_setting(rows, published_setting(table)), judged=judged
+    )
     if "readings" not in trial:
         return rows.assign(unfair="", learns=True)
     wide = cells(rows)

@@ -214,8 +214,8 @@ def beside(
             row = Row((comparison,))
             key = by(row) if callable(by) else tuple(row[c] for c in by)
             groups.setdefault(key, []).append(comparison)
-    entries = entries_of(table)
-    rows = [Row(tuple(group), deciding(entries, group[0])) for group in groups.values()]
+    entries = entries_of(table, load_claims())
+    rows = [Row(tuple(group), deciding(entries, group[0].cell)) for group in groups.values()]
     # like stands by like, in the order of first appearance
     for column in ("threat_type", "dataset"):
         order = list(dict.fromkeys(row[column] for row in rows))
@@ -268,14 +268,14 @@ def summary_table() -> Table:
     return Table(["paper", *Status], rows)
 
 
-def coverage(table: str) -> list[int]:
+def coverage(table: str, ledger: Sequence[dict[str, Any]]) -> list[int]:
     """Return how many values a table prints, then how many of them have been measured.
 
-    After them come those measured at the printed setting, that come out, and that are exceeded.
-    What counts is what the table's entries in the ledger judge.
+    After them come those at the printed setting, that come out, and that are exceeded. What counts
+    is what the table's entries in a ledger judge.
     """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
-    for entry in entries_of(table):
+    for entry in entries_of(table, ledger):
         for c in compare(table, select(measured(entry["table"]), entry.get("rows", {}))):
             if c.printed and c.cell and c.cell["judged"]:
                 groups.setdefault(tuple(map(str, c.printed.values())), []).append(c)
@@ -288,10 +288,11 @@ def coverage(table: str) -> list[int]:
 
 def values_table() -> Table:
     """Return how many of the papers' printed values are measured, and how many of them come out."""
-    rows: list[list[Any]] = []
+    rows, ledger = list[list[Any]](), load_claims()
     for folder in sorted(path for path in PUBLISHED.iterdir() if path.is_dir()):
-        tables = [coverage(f"{folder.name}/{path.stem}") for path in folder.glob("table_*.csv")]
-        rows.append([named(folder.name), *map(sum, zip(*tables, strict=True))])
+        stems = (path.stem for path in folder.glob("table_*.csv"))
+        counts = zip(*(coverage(f"{folder.name}/{stem}", ledger) for stem in stems), strict=True)
+        rows.append([named(folder.name), *map(sum, counts)])
     rows.append(["all", *(sum(row[i] for row in rows) for i in range(1, 6))])
     columns = ["paper", "printed values", "measured", "at the printed setting", "come out",
                "exceeded"]  # fmt: skip

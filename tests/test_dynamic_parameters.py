@@ -795,6 +795,31 @@ def test_a_training_on_digits_learns_without_noise_and_not_under_much(tmp_path):
     assert learned["accuracy"][0] > 0.5 > 0.3 > lost["accuracy"][0]
 
 
+def test_under_a_bound_that_clips_everything_a_decaying_rate_is_a_decaying_bound(tmp_path):
+    """clip(g, C_t) = C_t/C_0 · clip(g, C_0) where ‖g‖ ≥ C_0, and the noise follows the bound."""
+    arm = functools.partial(
+        Central, "digits", batch_size=100, rounds=6, clip_norm=1e-6, noise_scale=2.0, local_lr=5e4
+    )
+    device = torch.device("cpu")
+    rate, bound, fixed = (
+        training.measure(arm(method), device, tmp_path)["weights"]
+        for method in ("dp_rate_decay", "dp_dyns_cdecay", "dp_baseline")
+    )
+    moved = np.abs(fixed - rate).max()
+    assert np.abs(bound - rate).max() < 1e-3 * moved and moved > 1e-3
+
+
+def test_a_decaying_rate_costs_no_epsilon():
+    baseline, decaying = (
+        replace(grid.training(FULL, "mnist", method), local_lr=0.05)
+        for method in ("dp_baseline", "dp_rate_decay")
+    )
+    holding = Holding(60_000, 60_000, 3)
+    assert decaying.defense.events(decaying.plan(0), holding) == baseline.defense.events(
+        baseline.plan(0), holding
+    )
+
+
 def test_a_recorded_row_names_its_training():
     points = [
         *itertools.chain.from_iterable(

@@ -4,7 +4,7 @@ A round has one local iteration, so the paper's iterations are the rounds of the
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fl_privacy_lib._checks import one_of
 from fl_privacy_lib.accounting.conventions import (
@@ -17,7 +17,9 @@ from fl_privacy_lib.accounting.conventions import (
 from fl_privacy_lib.defenses import (
     Clip,
     Defense,
+    Gradient,
     Schedule,
+    Transformation,
     adaclip,
     non_private,
     quantile_clipped,
@@ -39,7 +41,7 @@ DYNAMIC = {
     "dp_dyns_sigma": (True, True),
 }
 """Method → whether its bound decays, and whether S is the largest norm: the paper's Table I."""
-METHODS = ("non_private", *DYNAMIC, "dp_flat", "quantile_clip", "adaclip")
+METHODS = ("non_private", *DYNAMIC, "dp_rate_decay", "dp_flat", "quantile_clip", "adaclip")
 READINGS = ("batch", "sqrt_batch", "none", "code", "not_applicable")
 """What divides σS on the batch mean, B, √B or nothing; the paper's formula is lost.
 
@@ -52,8 +54,22 @@ POLICIES = {
     "cyclic": ("triangular", CYCLIC_EPSILON, CYCLES),
 }
 """Policy of σ_t → shape, ε_0 at both ends, cycles; the schedules of ε that gave the tables."""
-DECAY = 3.0  # C_0 / C_T; the paper's is lost, Fed-CDP's goes from 6 to 2
+DECAY = 3.0  # C_0 / C_T, or η_0 / η_T; the paper's is lost, Fed-CDP's goes from 6 to 2
 LOOKS = 100  # evaluations of a training that is judged, on all test examples
+
+
+@dataclass(frozen=True)
+class RateDecay(Transformation):
+    """A learning rate that falls: a share of the server's step, which costs no ε.
+
+    The control for a decaying bound, under which a clipped step and its noise shrink alike.
+    """
+
+    share: Schedule
+
+    def __call__(self, values: Gradient, ctx: Any) -> Gradient:
+        """Return a round's share of the aggregate, [1, …]."""
+        return {name: v * self.share.at(ctx.round) for name, v in values.items()}
 
 
 @dataclass(frozen=True)
@@ -121,7 +137,11 @@ class Central(CentralTraining):
             level = Clip(self.clip_norm)
         elif DYNAMIC.get(self.method, (False, False))[1]:
             level = LargestNorm(clip, "mean" if self.setting == "code" else "max")
-        return Defense(self.method, PerExample(clip), BatchNoise(level, self.sigma, divide_by))
+        falling = RateDecay(Schedule(1.0, 1 / DECAY, self.rounds))
+        return Defense(
+            self.method, PerExample(clip), BatchNoise(level, self.sigma, divide_by),
+            on_aggregate=falling if self.method == "dp_rate_decay" else None,
+        )  # fmt: skip
 
     def looks(self) -> tuple[int, int | None]:
         """Return how often a training is looked at: if it is judged, so often that it can stop."""

@@ -29,11 +29,13 @@ def exercises():
 
 
 def names_in(source):
-    """Return the names that a statement binds at its top level, and those that it reads."""
+    """Return the names that a statement binds at its top level, and those it takes from there."""
     table = symtable.symtable(source, "statement", "exec")
     binds = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     binds |= {child.get_name() for child in table.get_children()}
-    reads = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
+    reads, inner = {s.get_name() for s in table.get_symbols() if s.is_referenced()}, [table]
+    while inner := [child for scope in inner for child in scope.get_children()]:
+        reads |= {s.get_name() for scope in inner for s in scope.get_symbols() if s.is_global()}
     return binds, reads
 
 
@@ -44,6 +46,8 @@ def needed(statements, wanted):
         binds, reads = names_in(source)
         if binds & wanted:
             chosen.append(source)
+            if not isinstance(ast.parse(source).body[0], (ast.For, ast.If)):
+                wanted -= binds  # what was bound before is not seen
             wanted |= reads
     return chosen[::-1]
 

@@ -366,7 +366,8 @@ class Claim:
         metric = self.test.get("metric", "attack_success_rate" if "bound" in self.test else "")
         share = units == {"fraction"} or metric in SHARES
         points = share or re.search("lead|gain|calm", metric) is not None
-        return span([(100 if share else 1) * c.gap for c in self.cells], " points" * points)
+        unit = " points" if points else " iterations" * ("iterations" in metric)
+        return span([(100 if share else 1) * c.gap for c in self.cells], unit)
 
     @property
     def size(self) -> float:

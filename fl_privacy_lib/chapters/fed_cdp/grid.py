@@ -217,19 +217,25 @@ def utility(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
 
 
 def figure_3(settings: FedCdp, dataset: str, recorded: Recorded) -> list[Row]:
-    """Return gradient norms by tensor, over rounds (K_t = 100, L = 1) and over local iterations."""
+    """Return gradient norms by tensor, over rounds (K_t = 100, L = 1) and over local iterations.
+
+    Beside the arms a control: no defence at the small learning rate of the first private arm.
+    """
     cells = []
     panels: dict[str, dict[str, Any]] = {
         "rounds": {"clients": 1000, "participants": 100, "local_iterations": 1},
         "local_iterations": {"rounds": 10},
     }
     for axis, (panel, sizes) in enumerate(panels.items()):
-        for arm in COMPARED:
-            point = with_rate(training(settings, dataset, *arm, watched=True, **sizes), recorded)
-            cells += [
-                row_of(point, partial(norm_values, m, axis), panel=panel, layer=str(m + 1))
-                for m in range(TENSORS)
-            ]
+        points = [
+            with_rate(training(settings, dataset, *arm, watched=True, **sizes), recorded)
+            for arm in COMPARED
+        ]
+        cells += [
+            row_of(point, partial(norm_values, m, axis), panel=panel, layer=str(m + 1))
+            for point in dict.fromkeys([*points, replace(points[0], local_lr=points[1].local_lr)])
+            for m in range(TENSORS)
+        ]
     return cells
 
 

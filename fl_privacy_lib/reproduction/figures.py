@@ -38,6 +38,7 @@ STYLE: dict[Any, Any] = {
     "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.formatter.min_exponent": 3,  # 0.3, not 3 × 10⁻¹, on a logarithmic axis
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,

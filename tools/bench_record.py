@@ -56,7 +56,6 @@ RATIOS = (
 STAGES = {
     "forward": ("compiled_forward",),
     "backward": ("compiled_non_private", "compiled_forward"),
-    "norms and clip": ("compiled_noiseless", "compiled_non_private"),
     "noise": ("compiled_private", "compiled_noiseless"),
 }
 """Stage of the compiled engine → an engine with it and one without; the difference is its time."""

@@ -127,19 +127,19 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask that a metric be at least, or at most, a number or another metric of its cell.
 
     A metric `sure_…` is the lower end of an interval around the metric of that name: where it has
-    to be at least a bound that the interval includes, the cell is undecided.
+    to be at least a bound that the interval includes, the cell is undecided. So is one that lies
+    above what it has to be at most by no more than chance, by the t-interval of its repetitions.
     """
-    metric = test["metric"]
+    metric, most = test["metric"], test["check"] == "at_most"
     for cell in (c for c in cells(frame) if metric in c):
         bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
-        gap = cell[metric] - bound
+        gap, std, n = cell[metric] - bound, cell[f"{metric}_std"], int(cell[f"{metric}_n"])
         middle = cell.get(metric.removeprefix("sure_"), cell[metric])
-        most = test["check"] == "at_most"
-        tied = not most and gap < 0 <= 2 * middle - cell[metric] - bound
+        chance = stats.t.ppf(0.975, n - 1) * std / n**0.5 if n > 1 else 0.0
+        tied = 0 < gap <= chance if most else gap < 0 <= 2 * middle - cell[metric] - bound
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
-        held = gap <= 0 if most else gap >= 0
-        data = compared(cell, bound, cell[metric], cell[f"{metric}_std"])
-        yield Outcome(None if why else held, gap, why, cell=data)
+        held = None if why else gap <= 0 if most else gap >= 0
+        yield Outcome(held, gap, why, cell=compared(cell, bound, cell[metric], std))
 
 
 PRINTED = ("values", "accounted", "ratio")

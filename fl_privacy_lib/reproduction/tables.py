@@ -246,11 +246,12 @@ def claims_table(chapter: str | None = None) -> Table:
 
 
 def claims_summary(chapter: str) -> str:
-    """Return how many claims of a chapter have which status, in words."""
-    counts = Counter(
-        verdict(entry).status for entry in load_claims() if entry["chapter"] == chapter
-    )
-    return ", ".join(f"{n} {status}" for status, n in counts.items())
+    """Return how many claims of a chapter have which status, in words; our own findings apart."""
+    counts = Counter((e["kind"] == "finding", verdict(e).status)
+                     for e in load_claims() if e["chapter"] == chapter)  # fmt: skip
+    papers, own = (", ".join(f"{n} {s}" for (mine, s), n in counts.items() if mine == kind)
+                   for kind in (False, True))  # fmt: skip
+    return papers + "; " * bool(papers and own) + f"our own findings: {own}" * bool(own)
 
 
 def summary_table() -> Table:
@@ -269,10 +270,9 @@ def summary_table() -> Table:
 
 
 def coverage(table: str, ledger: Sequence[dict[str, Any]]) -> list[int]:
-    """Return how many values a table prints, then how many of them have been measured.
+    """Return how many values a table prints, and how many of them its entries in a ledger judge.
 
-    After them come those at the printed setting, that come out, and that are exceeded. What counts
-    is what the table's entries in a ledger judge.
+    After them come those at the printed setting, that come out, and that are exceeded.
     """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for entry in entries_of(table, ledger):

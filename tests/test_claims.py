@@ -365,6 +365,22 @@ def test_a_cost_is_compared_as_a_ratio(tmp_path):
         )
 
 
+def test_a_number_that_lies_within_chance_of_what_it_has_to_be_at_most_decides_nothing(tmp_path):
+    """Four repetitions, 1 ± 0.2: half the 95 % interval is 3.182 · 0.1 = 0.318."""
+    ratio = "ratio_to_fed_cdp"
+    row = {"dataset": "mnist", "method": "fed_cdp_decay", "engine": "as_written", "metric": ratio,
+           "mean": 1.0, "std": 0.2, "n": "4", "seeds": 1, "repetitions": 7,
+           "batch_size": 5}  # fmt: skip
+    path = tmp_path / "fed_cdp" / "table_3.csv"
+    path.parent.mkdir(parents=True)
+    pd.DataFrame([row]).to_csv(path, index=False)
+    frame = measured("fed_cdp/table_3", tmp_path)
+    for bound, held in ((0.67, False), (0.69, None), (1.31, None), (1.33, True)):
+        most = {"check": "at_most", "metric": ratio, "bound": bound}
+        (outcome,) = checks.check(most, "fed_cdp/table_3", frame)
+        assert outcome.held is held, bound
+
+
 def test_a_setting_with_the_name_of_a_metric_answers_for_no_published_value():
     frame = measured("fed_alpha_cdp/stopped")
     assert "rounds" in frame and "rounds" not in set(frame["metric"])

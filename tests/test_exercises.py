@@ -39,6 +39,10 @@ def names_in(source):
     return binds, reads
 
 
+WHOLE = (ast.Assign, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+"""Statements that bind a name anew, whatever it was before."""
+
+
 def needed(statements, wanted):
     """Return, in order, the statements that a name needs: a notebook without its slow cells."""
     chosen, wanted = [], set(wanted)
@@ -46,7 +50,7 @@ def needed(statements, wanted):
         binds, reads = names_in(source)
         if binds & wanted:
             chosen.append(source)
-            if not isinstance(ast.parse(source).body[0], (ast.For, ast.If)):
+            if isinstance(ast.parse(source).body[0], WHOLE):
                 wanted -= binds  # what was bound before is not seen
             wanted |= reads
     return chosen[::-1]

@@ -25,7 +25,7 @@ from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.chapters.adaptive_attacks import grid as attackers
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
-from fl_privacy_lib.chapters.what_works import grid, run
+from fl_privacy_lib.chapters.what_works import grid, reading, run
 from fl_privacy_lib.chapters.what_works.calculator import noise_explorer, noise_needed
 from fl_privacy_lib.chapters.what_works.parameters import WhatWorks
 from fl_privacy_lib.chapters.what_works.shares import noise_left, noise_share
@@ -452,3 +452,14 @@ def test_a_cell_trains_and_learns_without_noise(tmp_path, activation):
 def test_a_margin_has_to_leave_somebody():
     with pytest.raises(InputError, match="margin = 20 is more than clients = 10"):
         WhatWorks.checked(clients=10, margin=20)
+
+
+def test_what_chapter_06_proves_of_its_trainings_is_finite_here_too():
+    """Chapter 10 must not show ε = ∞ for a training that chapter 06 has a proof of."""
+    data_free = {
+        "dp_baseline", "dp_dyns_cdecay", "dp_rate_decay", "dp_flat", "quantile_clip", "adaclip"
+    }  # fmt: skip
+    shown = {c["method"]: c["epsilon"] for c in reading.recorded() if c["chapter"] == "06"}
+    assert {"dp_baseline", "dp_rate_decay", "dp_dyns_l2max"} <= set(shown)
+    for method, epsilon in shown.items():
+        assert math.isfinite(epsilon) == (method in data_free), method

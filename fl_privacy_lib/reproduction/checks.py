@@ -127,16 +127,16 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask that a metric be at least, or at most, a number or another metric of its cell.
 
     A metric `sure_…` is the lower end of an interval around the metric of that name: where it has
-    to be at least a bound that the interval includes, the cell is undecided. So is one that lies
-    above what it has to be at most by no more than chance, by the t-interval of its repetitions.
+    to be at least a bound that the interval includes, the cell is undecided. So is one that has to
+    be at most a bound and lies no further from it than chance, by Student's t of its repetitions.
     """
     metric, most = test["metric"], test["check"] == "at_most"
     for cell in (c for c in cells(frame) if metric in c):
         bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
         gap, std, n = cell[metric] - bound, cell[f"{metric}_std"], int(cell[f"{metric}_n"])
-        middle = cell.get(metric.removeprefix("sure_"), cell[metric])
+        upper = 2 * cell.get(metric.removeprefix("sure_"), cell[metric]) - cell[metric] - bound
         chance = stats.t.ppf(0.975, n - 1) * std / n**0.5 if n > 1 else 0.0
-        tied = 0 < gap <= chance if most else gap < 0 <= 2 * middle - cell[metric] - bound
+        tied = 0 < chance >= abs(gap) if most else gap < 0 <= upper
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
         held = None if why else gap <= 0 if most else gap >= 0
         yield Outcome(held, gap, why, cell=compared(cell, bound, cell[metric], std))

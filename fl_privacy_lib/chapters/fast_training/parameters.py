@@ -28,7 +28,7 @@ class FastTraining(Settings):
         0.5,
         gt=0,
         le=1e6,
-        description="clipping bound C, per tensor; the papers' 4 would clip none of these examples",
+        description="clipping bound C, per tensor; the papers' 4 would clip few of these examples",
     )
     noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
     clients_per_chunk: int = Field(

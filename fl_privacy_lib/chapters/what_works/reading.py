@@ -10,7 +10,7 @@ from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.audit import statement
 from fl_privacy_lib.chapters.what_works.shares import noise_left, noise_share
 from fl_privacy_lib.chapters.what_works.training import SummedTraining
-from fl_privacy_lib.defenses import Defense, Holding, fed_cdp, quantile_clipped
+from fl_privacy_lib.defenses import Defense, Holding, adaclip, fed_cdp, quantile_clipped
 from fl_privacy_lib.reproduction.comparison import cells, measured
 from fl_privacy_lib.reproduction.experiments.spending import TENSORS, holding
 from fl_privacy_lib.reproduction.experiments.training import Training, point_of
@@ -34,6 +34,7 @@ def _central(cell: dict[str, Any]) -> float:
     both: dict[str, Any] = {"clip_norm": clip, "noise_scale": scale}
     plain: dict[str, Any] = {  # a bound that falls takes its noise along, at an equal multiplier
         "dp_baseline": fed_cdp("batch", **both), "dp_dyns_cdecay": fed_cdp("batch", **both),
+        "dp_rate_decay": fed_cdp("batch", **both), "adaclip": adaclip(scope="layer", **both),
         "dp_flat": fed_cdp("batch", scope="all", **both),
         "quantile_clip": quantile_clipped(scope="layer", count_scale=size / 20, **both),
     }  # fmt: skip
@@ -50,7 +51,8 @@ SOURCES: dict[str, tuple[str, dict[str, Any], Any]] = {
         _of_clients,
     ),
     "dynamic_parameters/table_4": (
-        "06", {"dataset": "mnist", "setting": "batch", "clip_norm": "4"}, _central,
+        "06", {"dataset": "mnist", "setting": "batch", "clip_norm": "4", "rounds": "10000"},
+        _central,
     ),
     "dynamic_parameters/repairs": ("06", {"dataset": "mnist"}, _central),
 }  # fmt: skip

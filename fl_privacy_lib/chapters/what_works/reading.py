@@ -33,9 +33,10 @@ def _central(cell: dict[str, Any]) -> float:
     clip, scale, size = (float(cell[n]) for n in ("clip_norm", "noise_scale", "batch_size"))
     both: dict[str, Any] = {"clip_norm": clip, "noise_scale": scale}
     plain: dict[str, Any] = {  # a bound that falls takes its noise along, at an equal multiplier
-        "dp_baseline": fed_cdp("batch", **both), "dp_dyns_cdecay": fed_cdp("batch", **both),
-        "dp_rate_decay": fed_cdp("batch", **both), "adaclip": adaclip(scope="layer", **both),
-        "dp_flat": fed_cdp("batch", scope="all", **both),
+        **dict.fromkeys(
+            ("dp_baseline", "dp_dyns_cdecay", "dp_rate_decay"), fed_cdp("batch", **both)
+        ),
+        "dp_flat": fed_cdp("batch", scope="all", **both), "adaclip": adaclip(scope="layer", **both),
         "quantile_clip": quantile_clipped(scope="layer", count_scale=size / 20, **both),
     }  # fmt: skip
     if cell["method"] not in plain:

@@ -328,6 +328,16 @@ def test_what_a_search_or_a_record_has_to_decide_first_refuses_no_parameter(
         assert "changes nothing" not in str(error)
 
 
+def test_a_recording_names_the_long_parts_that_it_leaves_out(tmp_path, monkeypatch, capfd):
+    kind = CHAPTERS["09"]
+    settings = kind.of_profile("smoke", device="cpu")
+    monkeypatch.setattr(experiment, "_record_rows", lambda *_: None)
+    monkeypatch.setattr(experiment, "only_available", lambda datasets: datasets)
+    for only, said in ((None, 1), ("mechanisms", 0)):
+        experiment.record(chapter_experiment(kind), settings, only, tmp_path)
+        assert "".join(capfd.readouterr()).count("table_3a_gia") == said
+
+
 def test_an_unknown_part_is_named_beside_the_nearest(tmp_path):
     with pytest.raises(InputError, match=r"did you mean fed_cdp/table_7\?"):
         experiment.record(run.EXPERIMENT, ThreatTypes(), "fed_cdp/table7", tmp_path)

@@ -248,6 +248,8 @@ def record(
             _record_rows(experiment, part, rows, device, folder, meta)
             # a search asks for more when it has seen these
             rows = more if len(more := part.rows(here)) > len(rows) else []
+    if left_out := [p.name or p.table for p in parts if only is None and p not in wanted]:
+        report_progress(f"left out without a GPU; --only records one: {', '.join(left_out)}")
     if not recorded:
         raise InputError(
             f"nothing was recorded: dataset = {named} of {only or 'these tables'} is not in "
@@ -256,9 +258,10 @@ def record(
 
 
 def _wanted(parts: list[Part], only: str | None, device: torch.device) -> list[Part]:
-    if only is None:
-        return [p for p in parts if device.type == "cuda" or not p.long]
-    return [p for p in parts if only in (p.name, p.table)]
+    return [
+        p for p in parts
+        if only in (p.name, p.table) or (only is None and (device.type == "cuda" or not p.long))
+    ]  # fmt: skip
 
 
 def _cells(

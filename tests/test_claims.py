@@ -96,7 +96,12 @@ def test_the_design_effect_is_that_of_drawn_networks():
     shape = (1 - rho) / rho  # of the beta law of a network's chance
     chances = rng.beta(0.4 * shape, 0.6 * shape, (4000, seeds))
     rates = rng.binomial(victims, chances) / victims
-    effect = design_effect(rates.mean(1), rates.std(1), seeds, victims)
+    means, stds = (np.append(values, (0, 0)) for values in (rates.mean(1), rates.std(1)))
+    images = np.append(np.full(4000, victims), (1, 10))
+    effect, alone, half = design_effect(means, stds, seeds, images)[[0, -2, -1]]
+    assert alone == 1  # one image a network
+    # ρ belongs to the table: a cell that holds nothing, with fewer images a network, has it too
+    assert (half - 1) / 9 == pytest.approx((effect - 1) / (victims - 1))
     expected = 1 + (victims - 1) * rho
     # p(1 - p) of the mean over few networks is a little too small
     assert effect == pytest.approx(expected / (1 - expected / (seeds * victims)), rel=0.03)

@@ -79,10 +79,9 @@ def _effective(rows: pd.DataFrame) -> "pd.Series[float]":
     """Return how many independent images each success rate rests on, [rows]; else n."""
     effective = rows["n"].astype(float)
     rates = rows[rows["metric"].isin(SUCCESS_RATES)] if "victims" in rows else rows.iloc[:0]
-    for (_, n, seeds), alike in rates.groupby(["metric", "n", "seeds"]):
-        images = int(n) // int(seeds)
-        effect = design_effect(list(alike["mean"]), list(alike["std"]), int(seeds), images)
-        effective[alike.index] /= effect
+    for _, alike in rates.groupby("metric"):
+        images = effective[alike.index] // alike["seeds"].astype(float)
+        effective[alike.index] /= design_effect(alike["mean"], alike["std"], alike["seeds"], images)
     return effective
 
 

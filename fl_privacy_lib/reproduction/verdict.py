@@ -12,6 +12,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -193,8 +194,8 @@ def learns(cell: Mapping[str, Any]) -> bool:
     return not at_guess(cell["accuracy"], spread, seeds, cell["guess"], int(cell["evaluated"]))
 
 
-def design_effect(means: Sequence[float], stds: Sequence[float], seeds: int, victims: int) -> float:
-    """Return by how much images of one network count less than independent ones, 1 or more.
+def design_effect(means: Any, stds: Any, seeds: Any, victims: Any) -> Any:
+    """Return by how much images of one network count less than independent ones, [cells].
 
     A rate's effective number of images is n/(1 + (m - 1)ρ), where m images share a network and ρ is
     their correlation, pooled over a table.
@@ -202,18 +203,18 @@ def design_effect(means: Sequence[float], stds: Sequence[float], seeds: int, vic
     Parameters
     ----------
     means, stds : of each cell's success rate, and over its networks' rates (population form)
-    seeds, victims : networks in a cell, and images a network, m
+    seeds, victims : networks in each cell, and images a network, m
 
     Examples
     --------
-    >>> design_effect([0.5], [0.5], 5, 20), design_effect([0.5], [0.0], 5, 20)
+    >>> float(design_effect(0.5, 0.5, 5, 20)), float(design_effect(0.5, 0.0, 5, 20))
     (20.0, 1.0)
     """
-    if seeds < 2 or victims < 2:
-        return 1.0
-    binomial = sum(p * (1 - p) / victims for p in means)  # variance of a network's rate, ρ = 0
-    between = sum(std**2 for std in stds) * seeds / (seeds - 1)
-    return min(max(between / binomial, 1.0), float(victims)) if binomial else 1.0
+    p, std, k, m = (np.asarray(values, dtype=float) for values in (means, stds, seeds, victims))
+    tells, drawn = (k > 1) & (m > 1), p * (1 - p) / m  # the variance of a network's rate at ρ = 0
+    shared = (tells * drawn * (m - 1)).sum()
+    excess = (tells * (std**2 * k / np.maximum(k - 1, 1) - drawn)).sum()
+    return 1 + (m - 1) * np.clip(excess / shared if shared else 0.0, 0, 1)
 
 
 # ---- the decision ---------------------------------------------------------------------------

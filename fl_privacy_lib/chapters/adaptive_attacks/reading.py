@@ -70,8 +70,8 @@ def live(
 ) -> dict[str, float]:
     """Return a metric of a cell that was just run: mean, std, n, effective number of images."""
     p = summary(result, cell.seeds)[metric]
-    effect = design_effect([p["mean"]], [p["std"]], cell.seeds, int(p["n"]) // cell.seeds)
-    return p | {"effective": p["n"] / effect}
+    effect = design_effect(p["mean"], p["std"], cell.seeds, int(p["n"]) // cell.seeds)
+    return p | {"effective": float(p["n"] / effect)}
 
 
 def live_curve(

@@ -1232,7 +1232,9 @@ def test_table_3_has_every_printed_method_at_every_place(dataset):
     assert len(rows) == len(expected)
     for row in rows:
         (cell,) = row.points
-        assert (cell.victims, cell.seeds, cell.clip_norm, cell.arm) == (8, 4, 4.0, row.key["arm"])
+        hides = row.key["method"] == "dp_dyns_sigma" and row.key["place"] != "example"
+        assert (cell.victims, cell.seeds) == ((5, 20) if hides else (8, 4))
+        assert (cell.clip_norm, cell.arm) == (4.0, row.key["arm"])
 
 
 def test_table_3_has_the_noise_of_its_places(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_privacy_lib.attacks.learned import LearnedAttack
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
-from fl_privacy_lib.reproduction.experiments.cells import Cell, ThreatCell
+from fl_privacy_lib.reproduction.experiments.cells import HIDDEN, Cell, ThreatCell
 from fl_privacy_lib.reproduction.experiments.setups import setup_of
 
 
@@ -100,15 +100,11 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
 
 
 def _section_4(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
-    """Return the thresholds and noise levels that Fed-αCDP's section 4 and Fig. 3 quote.
-
-    Where the paper says that a defence hides the image, four times as many networks each hold a
-    quarter of the images: those of one network fail together, so only more networks can show it.
-    """
-    spread = shared | {"victims": max(1, shared["victims"] // 4), "seeds": 4 * shared["seeds"]}
+    """Return the thresholds and noise levels that Fed-αCDP's section 4 and Fig. 3 quote."""
+    hidden = shared | HIDDEN
     thresholds = {"cifar10": (0.5, 0.6), "lfw": (0.1, 0.8, 0.9)}
     cells = [
-        Cell(d, "pruned", p, arm, **(spread if p in HIDING and arm == "naive" else shared))
+        Cell(d, "pruned", p, arm, **(hidden if p in HIDING and arm == "naive" else shared))
         for d, levels in thresholds.items()
         if d in datasets
         for p in levels
@@ -116,13 +112,13 @@ def _section_4(datasets: tuple[str, ...], shared: dict[str, Any]) -> list[Cell]:
     ]
     if "lfw" in datasets:
         cells += [
-            Cell("lfw", "gaussian", std, arm, **(spread if std == 0.1 else shared))
+            Cell("lfw", "gaussian", std, arm, **(hidden if std == 0.1 else shared))
             for std in (1e-3, 1e-2, 0.0316228, 0.1)
             for arm in ("naive", "prior")
         ]
         cells += [Cell("lfw", "dssgd", 0.5, arm, **shared) for arm in ("naive", "mask_aware")]
         cells += [
-            Cell("lfw", "fed_cdp", arm=arm, clip_norm=c, noise_scale=s, **spread)
+            Cell("lfw", "fed_cdp", arm=arm, clip_norm=c, noise_scale=s, **hidden)
             for c, s in ((1.0, 2.0), (4.0, 6.0))
             for arm in ("naive", "clip_aware")
         ]

@@ -15,7 +15,7 @@ from fl_privacy_lib.chapters.dynamic_parameters.distinguishing import Game, game
 from fl_privacy_lib.chapters.dynamic_parameters.parameters import DynamicParameters
 from fl_privacy_lib.chapters.dynamic_parameters.training import DYNAMIC, POLICIES, Central
 from fl_privacy_lib.reproduction.experiment import Result, Row
-from fl_privacy_lib.reproduction.experiments.cells import ThreatCell
+from fl_privacy_lib.reproduction.experiments.cells import HIDDEN, ThreatCell
 from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.experiments.searching import (
     Cell,
@@ -216,8 +216,8 @@ def table_3(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
     """Return Table III: first iterations at three places, for a naive and an adaptive attacker.
 
     The places are a clipped example, the same with the noise that is meant for the mean of B
-    examples, and the noisy mean of a few. Eight victims on each of four networks; five on each of
-    twenty where what is released is said to hide them, as those of one network fail together.
+    examples, and the noisy mean of a few. Eight victims on each of four networks, or wherever a
+    defence has added noise those of `HIDDEN`.
     """
     few, large, rows = setup_of(dataset).batch_size, BATCHES.get(dataset, 100), []
     places = {"example": ("example", 1, 1), "noised_example": ("batch", 1, large),
@@ -226,10 +226,10 @@ def table_3(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
         (tap, size, divisor), (name, scale) = places[place], ATTACKED[method]
         if name != "fed_alpha_cdp_batch":  # whose noise is not divided by the size of the batch
             scale *= size
-        hides = (method, place) == ("dp_dyns_sigma", "batch")
-        victims, networks = (5, 20) if hides else (8, 4)
+        noisy = place != "example" and method != "non_private"
         cell = ThreatCell(dataset, name, arm=arm, tap=tap, batch_size=size,
-                          noise_scale=scale / divisor, victims=victims, seeds=networks)  # fmt: skip
+                          noise_scale=scale / divisor,
+                          **(HIDDEN if noisy else {"victims": 8, "seeds": 4}))  # fmt: skip
         if arm == "naive" or method != "non_private":
             key = {"place": place} | asdict(cell) | {"method": method, "defense": name}
             rows.append(Row(key, (cell,), attack_values, cell.seeds))

@@ -30,6 +30,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "patient": {"stall": (300, 0.0)},  # never given up
 }
 """What an attacker adds to the published attack; not `learned`, which does not search."""
+HIDDEN = {"victims": 3, "seeds": 35}
+"""Images on each of so many networks where a paper says that a defence hides them.
+
+Images of a network may succeed or fail together. Even if they do, none out of 35 networks puts
+Wilson's interval below one tenth.
+"""
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,12 @@ def attack_of(cell: Cell, seed: int) -> Attack:
     """Return the attack's settings at this cell."""
     published = PUBLISHED[cell.attack]
     # the published budget of GradInv is its own; a smaller limit shortens it in proportion
-    limit = min(cell.max_iterations, published.max_iterations)
-    return replace(published, seed=seed, max_iterations=limit, **ARMS[cell.arm])
+    return replace(
+        published,
+        seed=seed,
+        max_iterations=min(cell.max_iterations, published.max_iterations),
+        **ARMS[cell.arm],
+    )
 
 
 def measure(

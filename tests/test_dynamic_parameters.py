@@ -1232,8 +1232,9 @@ def test_table_3_has_every_printed_method_at_every_place(dataset):
     assert len(rows) == len(expected)
     for row in rows:
         (cell,) = row.points
-        hides = (row.key["method"], row.key["place"]) == ("dp_dyns_sigma", "batch")
-        assert (cell.victims, cell.seeds) == ((5, 20) if hides else (8, 4))
+        noisy = row.key["method"] != "non_private" and row.key["place"] != "example"
+        # equal for all methods, and enough for an interval below one tenth
+        assert (cell.victims, cell.seeds) == ((3, 35) if noisy else (8, 4))
         assert (cell.clip_norm, cell.arm) == (4.0, row.key["arm"])
 
 
@@ -1274,8 +1275,10 @@ def test_attacks_are_counted_by_the_papers_threshold_too():
         "status": np.full(n, "done"), "grey_mse": np.full(n, 0.2), "mean_mse": np.full(n, 0.1),
         "mean_success": np.zeros(n),
     }  # fmt: skip
-    values = grid.attack_values([result])
+    values = grid.attack_values(4, [result])
     assert values["attack_success_rate"]["mean"] == 0.25
+    two = grid.attack_values(2, [result])["attack_success_rate"]
+    assert two["std"] == 0.25  # over the networks that were attacked: 1/2 and none
     assert values["mse_below_threshold"]["mean"] == 0.75  # .1 … .6; .7 is not below
     assert values["grey_mse_below_threshold"]["mean"] == 1
 

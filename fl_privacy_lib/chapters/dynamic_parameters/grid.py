@@ -232,13 +232,13 @@ def table_3(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
                           **(HIDDEN if noisy else {"victims": 8, "seeds": 4}))  # fmt: skip
         if arm == "naive" or method != "non_private":
             key = {"place": place} | asdict(cell) | {"method": method, "defense": name}
-            rows.append(Row(key, (cell,), attack_values, cell.seeds))
+            rows.append(Row(key, (cell,), partial(attack_values, cell.seeds), cell.seeds))
     return rows
 
 
-def attack_values(results: Sequence[Result]) -> Values:
+def attack_values(networks: int, results: Sequence[Result]) -> Values:
     """Return what is recorded of attacks, and the share that the paper's threshold counts."""
-    return dict(summary(results[0], 4)) | {
+    return dict(summary(results[0], networks)) | {
         f"{name}_below_threshold": numbers(results[0][name] < THRESHOLD)
         for name in ("mse", "grey_mse")
     }

@@ -33,8 +33,8 @@ ARMS: dict[str, dict[str, Any]] = {
 HIDDEN = {"victims": 3, "seeds": 35}
 """Images on each of so many networks where a paper says that a defence hides them.
 
-Images of a network may succeed or fail together. Even if they do, none out of 35 networks puts
-Wilson's interval below one tenth.
+Images of a network may succeed or fail together. Even then, Wilson's interval ends below one tenth
+if none of 35 networks gives an image away.
 """
 
 

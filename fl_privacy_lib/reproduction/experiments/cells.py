@@ -30,7 +30,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "patient": {"stall": (300, 0.0)},  # never given up
 }
 """What an attacker adds to the published attack; not `learned`, which does not search."""
-HIDDEN = {"victims": 3, "seeds": 35}
+HIDDEN: dict[str, Any] = {"victims": 3, "seeds": 35}
 """Images on each of so many networks where a paper says that a defence hides them.
 
 Images of a network may succeed or fail together. Even then, Wilson's interval ends below one tenth

@@ -38,8 +38,8 @@ def write_rows(folder, *rows):
         "method": "fed_cdp",
         "arm": "fed_cdp_example",
         "attacker": "naive",
-        "victims": "20",
-        "seeds": "5",
+        "victims": "2",
+        "seeds": "50",
         "max_iterations": "300",
         "start": "patterned",
         "optimiser": "lbfgs",
@@ -64,7 +64,7 @@ def test_verdicts_follow_from_the_rows(tmp_path):
     assert (
         str(claims.verdict(entry(), tmp_path)) == "not reproduced: holds on 1 of 2 recorded cells"
     )
-    write_rows(tmp_path, {"victims": "19"})
+    write_rows(tmp_path, {"victims": "1"})
     assert claims.verdict(entry(), tmp_path).status == "reduced setting"
     write_rows(tmp_path, {"max_iterations": "30"})
     assert claims.verdict(entry(), tmp_path).status == "reduced setting"
@@ -80,31 +80,45 @@ def test_a_rate_near_the_bound_is_neither_below_nor_above_it(tmp_path):
 
 
 def test_images_of_one_network_count_less_than_independent_ones(tmp_path):
-    alike = {"dataset": "lfw", "mean": 0.5, "std": 0.5}  # all images of a network or none
-    write_rows(tmp_path, {}, alike)
+    few = {"victims": "20", "seeds": "5"}
+    alike = few | {"dataset": "lfw", "mean": 0.5, "std": 0.5}  # all images of a network or none
+    write_rows(tmp_path, few, alike)
     counted = measured("fed_cdp/table_7", tmp_path)["effective"]
     assert list(counted) == [5.0, 5.0]  # five networks, not 100 images
     mnist = entry(rows={"dataset": "mnist"})
     assert "0.00 to 0.43" in claims.verdict(mnist, tmp_path).note  # Wilson's interval of 0 in 5
-    write_rows(tmp_path, {}, alike | {"std": 0.0})
+    write_rows(tmp_path, few, alike | {"std": 0.0})
     assert list(measured("fed_cdp/table_7", tmp_path)["effective"]) == [100.0, 100.0]
+    write_rows(tmp_path, few)  # nothing comes back anywhere, so that nothing tells
+    assert claims.verdict(mnist, tmp_path).status == "undecided"
 
 
 def test_the_design_effect_is_that_of_drawn_networks():
     """Against a simulation: images of a network succeed together with correlation ρ."""
-    rng, seeds, victims, rho = np.random.default_rng(0), 5, 20, 0.3
+    rng, rho = np.random.default_rng(0), 0.3
     shape = (1 - rho) / rho  # of the beta law of a network's chance
-    chances = rng.beta(0.4 * shape, 0.6 * shape, (4000, seeds))
-    rates = rng.binomial(victims, chances) / victims
-    means, stds = (np.append(values, (0, 0)) for values in (rates.mean(1), rates.std(1)))
-    images = np.append(np.full(4000, victims), (1, 10))
-    effect, alone, half = design_effect(means, stds, seeds, images)[[0, -2, -1]]
-    assert alone == 1  # one image a network
-    # ρ belongs to the table: a cell that holds nothing, with fewer images a network, has it too
-    assert (half - 1) / 9 == pytest.approx((effect - 1) / (victims - 1))
-    expected = 1 + (victims - 1) * rho
-    # p(1 - p) of the mean over few networks is a little too small
-    assert effect == pytest.approx(expected / (1 - expected / (seeds * victims)), rel=0.03)
+    cells = []
+    for seeds, victims, mean in ((5, 20, 0.4), (35, 3, 0.1)):
+        chances = rng.beta(mean * shape, (1 - mean) * shape, (4000, seeds))
+        rates = rng.binomial(victims, chances) / victims
+        cells += [(p, s, seeds, victims) for p, s in zip(rates.mean(1), rates.std(1), strict=True)]
+    cells += [(0.0, 0.0, 5, 1), (0.0, 0.0, 5, 10)]
+    effect = design_effect(*zip(*cells, strict=True))
+    assert effect[-2] == 1  # one image a network
+    # ρ belongs to the table: a cell that holds nothing has it too
+    found = (effect[[0, 4000, -1]] - 1) / (np.array([20, 3, 10]) - 1)
+    assert found == pytest.approx([rho] * 3, rel=0.02)
+
+
+def test_the_design_effect_is_that_of_the_analysis_of_variance():
+    images = np.array([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]], dtype=float)  # [k, m]
+    rates, (k, m) = images.mean(1), images.shape
+    between = m * ((rates - rates.mean()) ** 2).sum() / (k - 1)
+    within = ((images - rates[:, None]) ** 2).sum() / (k * (m - 1))
+    rho = (between - within) / (between + (m - 1) * within)
+    assert design_effect(rates.mean(), rates.std(), k, m) == pytest.approx(1 + (m - 1) * rho)
+    for nothing in ((0.0, 0.0, k, m), (1.0, 0.0, k, m), (0.5, 0.0, 1, m)):  # or a single network
+        assert design_effect(*nothing) == m
 
 
 def test_refuted_needs_a_counter_example_in_the_rows(tmp_path):
@@ -129,7 +143,7 @@ AHEAD = {
 
 
 def test_ahead_asks_for_an_interval_beyond_zero(tmp_path):
-    base = {"metric": "accuracy", "seeds": "25"}
+    base = {"metric": "accuracy", "victims": "4", "seeds": "25"}
     old, new = (
         base | {"method": "old", "mean": 0.7, "std": 0.03},
         base | {"method": "new", "std": 0.04},

@@ -198,23 +198,30 @@ def design_effect(means: Any, stds: Any, seeds: Any, victims: Any) -> Any:
     """Return by how much images of one network count less than independent ones, [cells].
 
     A rate's effective number of images is n/(1 + (m - 1)ρ), where m images share a network and ρ is
-    their correlation, pooled over a table.
+    their correlation: of the variance of all images of a table, the share that lies between its
+    networks, estimated without bias by the analysis of variance.
 
     Parameters
     ----------
     means, stds : of each cell's success rate, and over its networks' rates (population form)
     seeds, victims : networks in each cell, and images a network, m
 
+    Returns
+    -------
+    With ρ = 1 if no cell can tell, as each recovers all or nothing, or has one network.
+
     Examples
     --------
     >>> float(design_effect(0.5, 0.5, 5, 20)), float(design_effect(0.5, 0.0, 5, 20))
     (20.0, 1.0)
+    >>> float(design_effect(0.0, 0.0, 5, 20))
+    20.0
     """
     p, std, k, m = (np.asarray(values, dtype=float) for values in (means, stds, seeds, victims))
-    tells, drawn = (k > 1) & (m > 1), p * (1 - p) / m  # the variance of a network's rate at ρ = 0
-    shared = (tells * drawn * (m - 1)).sum()
-    excess = (tells * (std**2 * k / np.maximum(k - 1, 1) - drawn)).sum()
-    return 1 + (m - 1) * np.clip(excess / shared if shared else 0.0, 0, 1)
+    between, within = std**2 * k / np.maximum(k - 1, 1), (p - p**2 - std**2) / np.maximum(m - 1, 1)
+    weight = (m > 1) * (k - 1)
+    total = (weight * (between + (m - 1) * within)).sum()
+    return 1 + (m - 1) * np.clip((weight * (between - within)).sum() / total if total else 1, 0, 1)
 
 
 # ---- the decision ---------------------------------------------------------------------------

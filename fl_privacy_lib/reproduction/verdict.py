@@ -199,7 +199,7 @@ def design_effect(means: Any, stds: Any, seeds: Any, victims: Any) -> Any:
 
     A rate's effective number of images is n/(1 + (m - 1)ρ), where m images share a network and ρ is
     their correlation: of the variance of all images of a table, the share that lies between its
-    networks, estimated without bias by the analysis of variance.
+    networks, by the analysis of variance.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def design_effect(means: Any, stds: Any, seeds: Any, victims: Any) -> Any:
 
     Returns
     -------
-    With ρ = 1 if no cell can tell, as each recovers all or nothing, or has one network.
+    In [1, m]; m if no cell can tell ρ, as each recovers all or nothing, or has one network.
 
     Examples
     --------

@@ -61,14 +61,11 @@ def law_share(values: np.ndarray, variance: float, ratio: float) -> np.ndarray:
     """
     in_range(1, math.inf, ratio=ratio)
     low, high = law_edges(variance, ratio)
-    angle = np.linspace(math.pi, 0, 4001)  # x = centre + radius·cos: smooth at both edges
-    x = (low + high) / 2 + (high - low) / 2 * np.cos(angle)
-    radius = (high - low) / 2 * np.sin(angle)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        slope = np.where(x > 0, ratio * radius**2 / (2 * math.pi * variance * x), 0.0)
-    slope = np.where(x > 1e-12 * high, slope, slope[1])  # at Q = 1 the lower edge is 0
-    area = np.concatenate([[0.0], np.cumsum((slope[1:] + slope[:-1]) / 2 * np.diff(-angle))])
-    return np.interp(values, x, area / area[-1])
+    x, y = np.clip(values, low, high), 1 / ratio
+    root = np.sqrt((high - x) * (x - low))
+    one = (1 + y) * np.arctan2(low + high - 2 * x, 2 * root)
+    other = np.arctan2(low * (high - x) - high * (x - low), 2 * variance * (1 - y) * root)
+    return 0.5 + (root / variance - one + (1 - y) * other) / (2 * math.pi * y)
 
 
 def law_distance(eigenvalues: np.ndarray, variance: float, ratio: float) -> float:
@@ -201,8 +198,8 @@ class Compensation(Transformation):
 
     def distance(self, noise: torch.Tensor, weights: torch.Tensor) -> float:
         """Return how far the spectrum of noise [v, w] is from the law that is told."""
-        told, (rows, columns) = self.noise_variance(weights), noise.shape
-        return law_distance(spectrum(noise)[0].numpy(), told, rows / columns)
+        ratio = len(noise) / noise.shape[1]
+        return law_distance(spectrum(noise)[0].numpy(), self.noise_variance(weights), ratio)
 
     def errors(
         self, signal: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor
@@ -223,10 +220,9 @@ class Compensation(Transformation):
         """
         repaired = self.repaired(signal + noise, weights)
         ratio, zero = (float((v - signal).norm() / noise.norm()) for v in (repaired, 0 * signal))
-        rank = torch.linalg.matrix_rank(self.folded(repaired))
-        kept = float(rank) / self.folded(signal).shape[1]
-        better = ratio < 1 - 1e-9
-        return {"error_ratio": ratio, "improved": better, "zero_ratio": zero, "kept": kept}
+        matrix = self.folded(repaired)
+        return {"error_ratio": ratio, "improved": ratio < 1 - 1e-9, "zero_ratio": zero,
+                "kept": float(torch.linalg.matrix_rank(matrix)) / matrix.shape[1]}  # fmt: skip
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return the aggregate, tensors [1, …], without what looks like noise."""

@@ -133,6 +133,7 @@ METRICS = {
     "last_share": "share of the risk that is given to the last layer",
     "round_time_overhead": "time that is added to a round, as a share of it,",
     "error_ratio": "error as a multiple of the noise's",
+    "over_bound": "mean squared gradient over the bound of the proof",
     "improved": "share of draws in which the error falls",
     "class_mean_mse": "that of the mean image of the class",
     "margin": "claimed value minus the value found",

@@ -11,6 +11,8 @@ from fl_privacy_lib.chapters.compensation.leaks import Leak, leak_values
 from fl_privacy_lib.chapters.compensation.parameters import Compensation
 from fl_privacy_lib.chapters.compensation.studies import Study, all_values
 from fl_privacy_lib.chapters.compensation.training import REPAIRS, Federated, Rounds
+from fl_privacy_lib.defenses.compensation import SLICINGS
+from fl_privacy_lib.defenses.descent import Descent
 from fl_privacy_lib.reproduction.experiment import Result, Row
 from fl_privacy_lib.reproduction.experiments.cells import HIDDEN
 from fl_privacy_lib.reproduction.records import Values, numbers
@@ -24,6 +26,7 @@ OTHERS: tuple[dict[str, Any], ...] = (  # the variance as printed, all as coded,
     FORMS[2], {"centred": True, "variance": "sum", "fold": "divisor"},
     {"noise_std": 1.0}, {"noise_std": 0.01})  # fmt: skip
 RATIOS = (1.0, 6.0, 12.0, 20.0)
+WIDTHS, LENGTHS = (16, 64), (30, 100, 300, 1000, 3000)  # of ConvNet; rounds of a descent
 UNITS, TIMED = ("gradient", "update"), 50  # what σ is measured on; rounds of a repetition
 
 
@@ -37,23 +40,23 @@ def leak(settings: Compensation, dataset: str, attack: str, **changes: Any) -> L
 
 def leak_key(cell: Leak) -> dict[str, str]:
     """Return a row's key: the published tables' own columns, then the settings that ran."""
-    method = "pld_muted" if (cell.method, cell.arm) == ("pld", "muted") else cell.method
-    printed = {"root_dataset_bias": f"{cell.root_dataset_bias:.1f}", "method": method,
+    printed = {"root_dataset_bias": f"{cell.root_dataset_bias:.1f}",
+               "method": cell.method + "_muted" * (cell.arm == "muted"),
                "local_clipping": str(cell.local_clipping).lower(),
                "level": f"{cell.strength:g}"}  # fmt: skip
     return {n: str(v) for n, v in (asdict(cell) | printed).items() if n != "seeds"}
 
 
-def key_of(point: Federated | Study) -> dict[str, str]:
+def key_of(point: Federated | Study | Descent) -> dict[str, str]:
     """Return the key of a study's row, or of a training's with its plan."""
     settings = asdict(point)
     if isinstance(point, Federated):
-        printed = {"compensation_q": f"{point.compensation_q:g}", "seed": point.seed}
-        settings |= settings.pop("plan") | printed
+        settings |= settings.pop("plan") | {
+            "compensation_q": f"{point.compensation_q:g}", "seed": point.seed}  # fmt: skip
     return {name: str(value) for name, value in settings.items() if name != "seeds"}
 
 
-def row_of(point: Leak | Study | Federated) -> Row:
+def row_of(point: Leak | Study | Descent | Federated) -> Row:
     """Return the recorded row of a point."""
     if isinstance(point, Leak):
         return Row(leak_key(point), (point,), partial(leak_values, point.seeds), point.seeds)
@@ -89,11 +92,18 @@ def adaptive(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
 
 
 def table_3(table: str, settings: Compensation, dataset: str, attack: str) -> list[Leak]:
-    """Return a panel of Table III; all are measured with the second attack, here with both."""
+    """Return a panel of Table III; all are measured with the second attack, here with both.
+
+    'width', which no paper has: what ConvNet's width changes, on one network.
+    """
     make = partial(leak, settings, dataset, attack)
-    kinds = ("gradient_sensitivity", "layer_size", "all_ones")
     return {
-        "table_3a": [make(slicing=kind) for kind in kinds],
+        "table_3a": [make(slicing=kind) for kind in SLICINGS],
+        "width": [
+            make(width=width, seeds=1, **arm)
+            for width in WIDTHS
+            for arm in ({"method": "non_private"}, {}, {"arm": "known_slices"})
+        ],
         "table_3b": [make(root_dataset_size=size) for size in ROOT_SIZES],
         "table_3c": [make(root_dataset_bias=bias) for bias in BIASES],
         "table_3e": [make(arm="compensating", local_clipping=clip) for clip in (False, True)],
@@ -105,17 +115,25 @@ def studies(settings: Compensation, dataset: str) -> list[Study]:
     base = Study("law", draws=max(2, settings.draws // 10), seed=settings.seed)
     rank = replace(base, study="low_rank", columns=100, draws=settings.draws)
     real = replace(rank, study="aggregate", dataset=dataset, noise="sliced")
-    laws: tuple[dict[str, Any], ...] = ({}, {"factor": 0.95}, {"factor": 1.05},
-                                        {"variance": "sum"}, {"noise": "sliced"})  # fmt: skip
     return [
-        *(replace(base, **form) for form in laws),
+        base, replace(base, factor=0.95), replace(base, factor=1.05),
+        replace(base, variance="sum"), replace(base, noise="sliced"),
         *(replace(rank, study="common_row", centred=centred) for centred in (False, True)),
         *(replace(rank, noise=noise, **form) for noise in ("all", "sliced") for form in FORMS),
         *(replace(real, ratio=q, **form) for q in RATIOS for form in FORMS[:2]),
         *(replace(real, **form) for form in OTHERS),
         replace(base, study="hutchinson", dataset=dataset, draws=max(2, base.draws * 2)),
         replace(base, study="all_ones", dataset=dataset, draws=1),
-    ]
+    ]  # fmt: skip
+
+
+def descents(settings: Compensation) -> list[Row]:
+    """Return the descents that the proof of convergence speaks of, with feedback and without."""
+    return [
+        row_of(Descent(repair, feedback, t, draws=min(3, settings.draws), seed=settings.seed))
+        for repair in ("sum", "mean", "none") for feedback in (True, False) for t in LENGTHS
+        if repair != "none" or not feedback
+    ]  # fmt: skip
 
 
 def trainings(settings: Compensation, dataset: str, attack: str) -> list[Federated]:

@@ -14,7 +14,6 @@ from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.defenses.compensation import Compared
 from fl_privacy_lib.reproduction.experiment import Result
 from fl_privacy_lib.reproduction.experiments import leakage
-from fl_privacy_lib.reproduction.experiments.leakage import Scene
 from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.records import Values, numbers
@@ -58,11 +57,13 @@ def observed(
     return reader, reader.updates((x, y), cell.observations, seed), victims
 
 
-def scene(cell: Leak, data: Dataset, seed: int, device: torch.device) -> Scene:
+def scene(cell: Leak, data: Dataset, seed: int, device: torch.device) -> leakage.Scene:
     """Return what the adversary matches of every victim."""
     reader, pairs, victims = observed(cell, data, seed, device)
     rows: Any = [[reader.read(cell.arm, *pair) for pair in row] for row in pairs]
-    return Scene(reader.model, rows, data.train_x[victims][:, None], data.train_y[victims][:, None])
+    return leakage.Scene(
+        reader.model, rows, data.train_x[victims][:, None], data.train_y[victims][:, None]
+    )
 
 
 def attack_of(cell: Leak, seed: int) -> Attack:

@@ -13,11 +13,14 @@ from fl_privacy_lib.chapters.compensation.leaks import measure
 from fl_privacy_lib.chapters.compensation.parameters import Compensation
 from fl_privacy_lib.chapters.compensation.studies import Study, run_study
 from fl_privacy_lib.chapters.compensation.training import Federated, Rounds, time_rounds, train
+from fl_privacy_lib.defenses.descent import Descent
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 
 TRAINED = {"dga": ("mnist", "fashion_mnist"), "gia": ("mnist",)}
 """Attack whose γ it is → data sets of the trainings; those on CIFAR-10 ask for a GPU."""
-PANELS = {f"table_3{panel}": partial(grid.table_3, f"table_3{panel}") for panel in "abce"}
+TABLES: dict[str, Any] = {"table_2": grid.table_2, "adaptive": grid.adaptive} | {
+    f"table_3{panel}": partial(grid.table_3, f"table_3{panel}") for panel in "abce"
+}
 
 
 @dataclass(frozen=True)
@@ -34,27 +37,30 @@ class CompensationExperiment(Experiment):
 
         parts = [
             Part(f"{PAPER}/mechanisms", partial(rows, grid.studies), ("mnist",), "mechanisms"),
+            Part(f"{PAPER}/convergence", lambda _: grid.descents(settings)),
+            Part(
+                f"{PAPER}/width", partial(rows, partial(grid.table_3, "width", attack="gia")),
+                ("mnist",), long=True,
+            ),
             Part(
                 f"{PAPER}/round_time", partial(grid.round_times, settings), ("mnist",),
                 "round_time", alone=True,
             ),
         ]  # fmt: skip
-        tables = {"table_2": grid.table_2, "adaptive": grid.adaptive} | PANELS
         for attack, trained in TRAINED.items():
+            every: Any = {name: (make, DATASETS) for name, make in TABLES.items()}
+            every["training"] = (grid.trainings, trained)
             parts += [
-                Part(f"{PAPER}/{table}", partial(rows, partial(make, attack=attack)), DATASETS,
+                Part(f"{PAPER}/{table}", partial(rows, partial(make, attack=attack)), datasets,
                      f"{table}_{attack}", long=True)
-                for table, make in tables.items()
+                for table, (make, datasets) in every.items()
             ]  # fmt: skip
-            training = partial(rows, partial(grid.trainings, attack=attack))
-            parts.append(
-                Part(f"{PAPER}/training", training, trained, f"training_{attack}", long=True)
-            )
         return parts
 
     def run(self, point: Any, device: torch.device) -> Result:
-        """Attack a cell, study a mechanism, train under a defence, or time its rounds."""
-        runs: Any = {Study: run_study, Federated: train, Rounds: time_rounds}
+        """Attack a cell, study a mechanism, train or descend under it, or time its rounds."""
+        runs: Any = {Study: run_study, Federated: train, Rounds: time_rounds,
+                     Descent: lambda descent, _: descent.run()}  # fmt: skip
         return runs.get(type(point), measure)(point, device)
 
 

@@ -14,10 +14,11 @@ from fl_privacy_lib.attacks import learned
 from fl_privacy_lib.attacks.learned import LearnedAttack, train
 from fl_privacy_lib.data import Partition, load
 from fl_privacy_lib.defenses import Clip, Defense, PerExample, fed_cdp, non_private
+from fl_privacy_lib.defenses.route import ClipAndNoiseUpdate
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.stacked import local_noise
 from fl_privacy_lib.metrics import mse
-from fl_privacy_lib.models import build, parameters_of
+from fl_privacy_lib.models import build
 from fl_privacy_lib.sampling import Plan
 
 PUBLIC = 1200  # images; the victims come after them
@@ -56,9 +57,9 @@ def observe(defense, stage="example", batch=1, seed=0):
 
 
 @cache
-def train_inverter(defense, settings=SMALL):
+def train_inverter(defense, settings=SMALL, stage="example"):
     x, y = digits()
-    return train(lenet(), parameters_of(lenet()), defense, x[:PUBLIC], y[:PUBLIC], settings)
+    return train(lenet(), observe(defense, stage)[0][0], defense, x[:PUBLIC], y[:PUBLIC], settings)
 
 
 def error(images, truth):
@@ -112,16 +113,28 @@ def test_the_replay_is_the_clients_own_rule():
     """Images' gradients, replayed, are up to rounding what a simulated client shows."""
     x, y = digits()
     seen, _ = observe(CLIPPED)
-    route = learned._Route(lenet(), parameters_of(lenet()), torch.Generator())
+    route = learned._Route(lenet(), seen[0], torch.Generator())
     rows = [route.seen(g, CLIPPED) for g in route.gradients(x[OTHERS], y[OTHERS])]
     expected = torch.stack([torch.cat([v[0].flatten() for v in o.values.values()]) for o in seen])
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_an_update_is_replayed_as_a_client_sends_it():
+    """Clipped as an update, read as a gradient: what is seen over −η, up to rounding."""
+    defense = Defense("clipped_update", per_client=ClipAndNoiseUpdate(Clip(0.05, "all"), 0.0))
+    x, y = digits()
+    seen, _ = observe(defense, "update")
+    route = learned._Route(lenet(), seen[0], torch.Generator())
+    rows = torch.cat([route.seen(g, defense) for g in route.gradients(x[OTHERS], y[OTHERS])])
+    expected = torch.stack([torch.cat([v.flatten() for v in o.values.values()]) for o in seen])
+    torch.testing.assert_close(rows, expected / -0.1, rtol=1e-4, atol=1e-6)
+    assert float(rows[0].norm()) == pytest.approx(0.5, rel=1e-4)  # 0.05 over η
+
+
 def test_the_replayed_noise_has_the_plans_size():
     defense = fed_cdp("example")
     x, y = digits()
-    route = learned._Route(lenet(), parameters_of(lenet()), torch.Generator().manual_seed(0))
+    route = learned._Route(lenet(), observe(CLIPPED)[0][0], torch.Generator().manual_seed(0))
     gradients = next(route.gradients(x[:8], y[:8]))
     noise = route.seen(gradients, defense) - route.seen(gradients, defense.noiseless())
     # 136,304 draws: the estimate's standard error is 0.2 %, so 1.2 % is six of them (wrong alarm:
@@ -131,7 +144,7 @@ def test_the_replayed_noise_has_the_plans_size():
 
 def test_views_differ_only_where_noise_is_drawn():
     x, y = digits()
-    route = learned._Route(lenet(), parameters_of(lenet()), torch.Generator().manual_seed(0))
+    route = learned._Route(lenet(), observe(CLIPPED)[0][0], torch.Generator().manual_seed(0))
     noisy = Defense("noise", per_example=PerExample(Clip(1e4, "all"), 0.1 / 1e4))
     d = sum(p.numel() for p in lenet().parameters())
     for defense, expected in ((CLIPPED, 1), (noisy, 2)):
@@ -160,11 +173,7 @@ def test_a_seed_decides_everything_and_the_global_one_nothing():
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)
         state = torch.get_rng_state()
-        made.append(
-            train(lenet(), parameters_of(lenet()), non_private(), x[:PUBLIC], y[:PUBLIC], quick)(
-                seen
-            )
-        )
+        made.append(train(lenet(), seen[0], non_private(), x[:PUBLIC], y[:PUBLIC], quick)(seen))
         assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(*made)
     assert not torch.equal(
@@ -189,6 +198,12 @@ def test_it_refuses_what_it_was_not_trained_for():
     for stage in ("batch", "update"):
         with pytest.raises(InputError, match=f"tap 'example', but an observation is of '{stage}'"):
             attacker(observe(non_private(), stage)[0])
+    of_updates = train_inverter(non_private(), replace(SMALL, epochs=1), "update")
+    longer = [replace(o, local_iterations=2) for o in observe(non_private(), "update")[0]]
+    with pytest.raises(InputError, match=r"\(η, L\) = \(0.1, 2\).* reads only \(0.1, 1\)"):
+        of_updates(longer)
+    with pytest.raises(InputError, match="tap = 'batch'"):
+        train_inverter(non_private(), SMALL, "batch")
     with pytest.raises(InputError, match="other weights"):
         attacker(observe(non_private(), seed=1)[0])
     with pytest.raises(InputError, match="defence is not the training's"):
@@ -201,7 +216,8 @@ def test_unusable_public_data_and_settings_are_named():
     x, y = digits()
 
     def given(images, labels):
-        return train(lenet(), parameters_of(lenet()), non_private(), images, labels, SMALL)
+        seen = observe(non_private())[0][0]
+        return train(lenet(), seen, non_private(), images, labels, SMALL)
 
     with pytest.raises(InputError, match="0 public images are too few"):
         given(x[:0], y[:0])

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.attacks.convnet import attacked_convnet
+from fl_privacy_lib.attacks.learned import LearnedAttack
 from fl_privacy_lib.attacks.slice_aware import ARMS, suspects
 from fl_privacy_lib.audit import statement
 from fl_privacy_lib.chapters.compensation import grid, leaks, training
@@ -643,6 +645,34 @@ def test_every_defence_of_table_2_is_attacked(method):
     assert leaks.measure(cell, CPU)["images"].shape == (2, 1, 1, 28, 28)
 
 
+def test_a_learned_attacker_reads_the_same_victims_without_a_search(monkeypatch):
+    quick = partial(LearnedAttack, public_images=60, projection=16, views=2, hidden=16, epochs=2)
+    monkeypatch.setattr(leaks, "LearnedAttack", quick)
+    cells = [grid.leak(SMALL, "digits", "dga", arm=arm, root_dataset_size=4, seeds=1)
+             for arm in ("learned", "naive")]  # fmt: skip
+    learned, naive = (leaks.measure(cell, CPU) for cell in cells)
+    assert learned["status"].tolist() == ["read", "read"]
+    assert {n: v.shape for n, v in learned.items()} == {n: v.shape for n, v in naive.items()}
+    np.testing.assert_array_equal(learned["truth"], naive["truth"])
+    assert grid.row_of(cells[0]).key["arm"] == "learned"
+
+
+def test_the_learned_attacker_s_public_images_are_no_victims(monkeypatch):
+    given = []
+    monkeypatch.setattr(leaks, "train", lambda *args: given.append(args))
+    monkeypatch.setattr(leaks.leakage, "read", lambda *_: None)
+    cell = grid.leak(SMALL, "digits", "dga", arm="learned", root_dataset_size=4, seeds=1)
+    data = load_cached("digits")
+    view = leaks.scene(cell, data, 0, CPU)
+    leaks.learned(cell, 0, view, data)
+    ((_, seen, defense, images, labels, _),) = given
+    assert len(images) == len(labels) == len(data.train_y) - cell.victims
+    assert seen is view.observations[0] and defense.public() == seen.defense
+    for victim in view.truth[:, 0]:
+        copies = (data.train_x == victim).all(axis=(1, 2, 3)).sum()
+        assert (images.numpy() == victim).all(axis=(1, 2, 3)).sum() == copies - 1
+
+
 def test_the_second_attack_runs_on_convnet():
     cell = grid.leak(SMALL, "digits", "gia", arm="slice_aware", width=8, victims=1, seeds=1,
                      max_iterations=1, root_dataset_size=2, local_clipping=True)  # fmt: skip
@@ -874,7 +904,8 @@ def test_no_row_of_a_table_stands_twice_and_all_are_at_the_published_setting_but
 
 @pytest.mark.parametrize("name", ["table_1", "resists_naive", "slices_are_hard_to_locate",
                                   "located_slices_do_not_help", "variance", "noise_is_removed",
-                                  "finding.law", "finding.all_ones_is_blind"])  # fmt: skip
+                                  "finding.law", "finding.all_ones_is_blind", "finding.learned",
+                                  "convergence", "finding.no_feedback"])  # fmt: skip
 def test_a_claim_finds_the_rows_that_the_grid_would_record(name):
     (entry,) = (e for e in load_claims() if e["id"] == f"compensation.{name}")
     keys = [row.key for part in EXPERIMENT.parts(FULL, MEASURED) if part.table == entry["table"]

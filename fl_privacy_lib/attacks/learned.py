@@ -1,26 +1,24 @@
 """The learned attacker: a network, trained on public images, reads images off defended gradients.
 
-It reads the tap ``example`` of clients with batches of one image, in round 0. It searches for
-nothing. It passes gradients of public images through the very rule that the client
+It reads the tap ``example`` or ``update`` of clients with batches of one image, in round 0. It
+searches for nothing. It passes gradients of public images through the very rule that the client
 uses, noise and all, and fits a network from what comes out to the image. So the noise is part of
 what it learns from.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fl_privacy_lib._checks import in_range, refuse, whole_number
+from fl_privacy_lib._checks import in_range, one_of, refuse, whole_number
 from fl_privacy_lib.attacks.evidence import stacked
 from fl_privacy_lib.defenses import ClientContext, Defense, Gradient, keyed_generator, layer_norms
 from fl_privacy_lib.defenses.slices import flat
 from fl_privacy_lib.federated import Observation, example_gradients
-from fl_privacy_lib.models import Parameters
 
 CHUNK = 256  # public images whose gradients are held at once: 17 MB for the attacked LeNet
 LEAST = 20  # public images, below which there is nothing to fit and to hold out
@@ -53,8 +51,8 @@ class LearnedAttack:
     def __post_init__(self) -> None:
         whole_number(LEAST, public_images=self.public_images)
         whole_number(0, seed=self.seed)
-        counts = ("projection", "views", "hidden", "epochs")
-        whole_number(1, **{name: getattr(self, name) for name in counts})
+        whole_number(1, projection=self.projection, views=self.views, hidden=self.hidden,
+                     epochs=self.epochs)  # fmt: skip
 
 
 def _network(
@@ -76,21 +74,29 @@ def _network(
 
 @dataclass(frozen=True)
 class _Route:
-    """The client's own route up to the tap ``example``, walked with public images."""
+    """The client's own route up to a tap, walked with public images.
+
+    Parameters
+    ----------
+    observation : made at that tap
+    """
 
     model: nn.Module
-    weights: Parameters
+    observation: Observation
     generator: torch.Generator  # of every draw of the training, the defence's included
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradient]:
         """Yield gradients [n, …] of the images, chunk by chunk."""
-        weights = {name: w[None] for name, w in self.weights.items()}
+        weights = {name: w[None] for name, w in self.observation.weights.items()}
         for images, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
             gradients = example_gradients(self.model, weights, images[None], labels[None])
             yield {name: g[0] for name, g in gradients.items()}
 
     def seen(self, gradients: Gradient, defense: Defense) -> torch.Tensor:
-        """Return what stands at the tap, [n, d], for gradients [n, …]; every image is a client."""
+        """Return what stands at the tap, as gradients [n, d], for gradients [n, …].
+
+        Every image is a client, of one local iteration.
+        """
         values = {name: g[:, None] for name, g in gradients.items()}
         clients = len(next(iter(values.values())))
         ctx = ClientContext(
@@ -105,8 +111,9 @@ class _Route:
         )
         if defense.begin_client:
             defense.begin_client(ctx)
-        values = defense.reach("example", values, ctx, 1.0)
-        return flat({name: g[:, 0] for name, g in values.items()})
+        stage, step = self.observation.tap.stage, -self.observation.local_lr
+        values = defense.reach(stage, values, ctx, step)
+        return flat({n: v[:, 0] if stage == "example" else v / step for n, v in values.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +122,13 @@ class LearnedInverter:
 
     Attributes
     ----------
-    weights, defense : what it was trained for; other observations are refused
+    observation : one of those that it was trained for; others are refused
     projection, centre : [d, p], [p], from a gradient to features
     network : from features to images
     held_out_mse : [epochs + 1], on public images that were not fitted; first that of the mean image
     """
 
-    weights: Parameters
-    defense: dict[str, Any]
+    observation: Observation
     projection: torch.Tensor
     centre: torch.Tensor
     network: nn.Module
@@ -136,8 +142,8 @@ class LearnedInverter:
         Raises
         ------
         InputError
-            Unless each was read at the tap ``example`` in round 0, of a batch of one image, at the
-            weights and under the defence of the training.
+            Unless each was read at the tap of the training in round 0, after one local iteration
+            with a batch of one image, at the weights and under the defence of the training.
         """
         refuse({"there are no observations: give at least one.": not observations})
         for observation in observations:
@@ -148,41 +154,46 @@ class LearnedInverter:
             return self.network(torch.where(sound, features, 0.0))[:, None]
 
     def _check(self, observation: Observation) -> None:
-        stage, weights = observation.tap.stage, observation.weights
-        plan = (observation.batch_size, observation.tap.round)
-        same_weights = weights.keys() == self.weights.keys() and all(
-            torch.equal(w, weights[name]) for name, w in self.weights.items()
+        trained, (stage, weights) = self.observation, (observation.tap.stage, observation.weights)
+        plan, steps = ((observation.batch_size, observation.tap.round),
+                       (observation.local_lr, observation.local_iterations))  # fmt: skip
+        same_weights = weights.keys() == trained.weights.keys() and all(
+            torch.equal(w, weights[name]) for name, w in trained.weights.items()
         )
         refuse(
             {
-                "the learned attacker reads the tap 'example', but an observation is of "
-                f"{stage!r}.": stage != "example",
+                f"the learned attacker reads the tap {trained.tap.stage!r}, but an observation is "
+                f"of {stage!r}.": stage != trained.tap.stage,
                 "an observation was made at other weights than the training's: train at its "
                 "weights.": not same_weights,
-                f"an observation's defence is not the training's, {self.defense}: train under its "
-                "own.": observation.defense != self.defense,
+                f"an observation's defence is not the training's, {trained.defense}: train under "
+                "its own.": observation.defense != trained.defense,
                 f"an observation has (batch size, round) = {plan}: the learned attacker reads only "
                 "(1, 0).": plan != (1, 0),
+                f"an update has (η, L) = {steps}: the learned attacker reads only "
+                f"({trained.local_lr}, 1).": stage == "update" and steps != (trained.local_lr, 1),
             }
         )
 
 
 def train(
     model: nn.Module,
-    weights: Parameters,
+    observation: Observation,
     defense: Defense,
     public_images: torch.Tensor,
     public_labels: torch.Tensor,
     settings: LearnedAttack = LearnedAttack(),
 ) -> LearnedInverter:
-    """Train the attacker for one set of weights and one defence.
+    """Train the attacker for one tap, one set of weights and one defence.
 
     It knows the weights, `Defense.public` and public images of the victims' distribution. It never
     sees a victim's image or label, nor the generators that a victim's noise is drawn from.
 
     Parameters
     ----------
-    weights : the model's parameters, without a client axis
+    observation : one of those that it will read; of it, only what is public counts: the tap, the
+        weights and the rate
+    defense : the clients' own
     public_images : [n, C, H, W] in [0, 1], none of them a victim
     public_labels : [n]
 
@@ -196,24 +207,19 @@ def train(
     epoch 0 is the mean image: so pure noise gives about the mean image. Source: Wu et al., Learning
     to Invert (UAI 2023), who hash the coordinates into fewer instead.
     """
+    one_of(("example", "update"), tap=observation.tap.stage)
     x, y = _usable(public_images, public_labels, settings.public_images)
     generator = keyed_generator(x.device, "learned attacker", settings.seed)
     order = torch.randperm(len(x), generator=generator, device=x.device)
     x, y = x[order], y[order]
     fitted = len(x) - int(HELD_OUT * len(x))
-    route = _Route(model, weights, generator)
+    route = _Route(model, observation, generator)
     basis = _basis(route, defense, x[:fitted], y[:fitted], settings.projection)  # [d, p]
     views = _views(route, defense, x, y, basis, settings.views)  # [views, n, p]
     axes, centre = _whitening(views[:, :fitted].flatten(0, 1), FLOOR)
     network, errors = _fit(views @ axes - centre, x, fitted, settings, generator)
-    return LearnedInverter(
-        {name: w.detach().clone() for name, w in weights.items()},
-        defense.public(),
-        basis @ axes,
-        centre,
-        network,
-        errors,
-    )
+    trained = replace(observation, values={}, defense=defense.public())
+    return LearnedInverter(trained, basis @ axes, centre, network, errors)
 
 
 def _usable(x: torch.Tensor, y: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,8 +233,8 @@ def _usable(x: torch.Tensor, y: torch.Tensor, most: int) -> tuple[torch.Tensor, 
             ),
         }
     )
-    pixels = {"the least public pixel": x.min(), "the greatest public pixel": x.max()}
-    in_range(0, 1, **{name: float(value) for name, value in pixels.items()})
+    in_range(0, 1, **{"the least public pixel": float(x.min()),
+                      "the greatest public pixel": float(x.max())})  # fmt: skip
     return x[:most], y[:most]
 
 

@@ -23,8 +23,9 @@ from fl_privacy_lib.federated.participation import Examples, Observation, Tap
 from fl_privacy_lib.federated.simulation import simulate
 from fl_privacy_lib.sampling import Plan
 
-ARMS = ("naive", "muted", "mask_aware", "known_slices", "slice_aware", "compensating")
-"""What an attacker adds to the published attack; only 'known_slices' is told a secret."""
+ARMS = ("naive", "muted", "mask_aware", "known_slices", "slice_aware", "compensating", "learned")
+"""What an attacker adds to the published attack, or instead of it has learned; only 'known_slices'
+is told a secret."""
 
 Pair = tuple[Observation, Observation]
 """An update as it is sent, and the same one without its noise, which no attacker holds."""

@@ -1,13 +1,12 @@
 """Attacking and recording the cells of chapter 02, the learned attacker's among them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from fl_privacy_lib import metrics
-from fl_privacy_lib.attacks.evidence import infer_labels, stacked
 from fl_privacy_lib.attacks.learned import LearnedInverter, train
 from fl_privacy_lib.chapters.adaptive_attacks.grid import (
     LearnedCell,
@@ -17,6 +16,7 @@ from fl_privacy_lib.chapters.adaptive_attacks.grid import (
 from fl_privacy_lib.chapters.adaptive_attacks.parameters import AdaptiveAttacks
 from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.reproduction.experiment import Result
+from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.cells import (
     Cell,
     measure,
@@ -27,7 +27,6 @@ from fl_privacy_lib.reproduction.experiments.leakage import (
     Scene,
     attacked_clients,
 )
-from fl_privacy_lib.reproduction.experiments.scoring import trivial_guesses
 from fl_privacy_lib.reproduction.loading import load_cached
 
 
@@ -49,7 +48,7 @@ class AdaptiveAttacksExperiment(LeakageExperiment):
         """Attack all victims of all seeds of a cell and score them; see `leakage.measure`."""
         data = load_cached(point.dataset)
         if isinstance(point, LearnedCell):
-            return _measure_learned(point, data, device)
+            return leakage.measure(point, data, device, (), scene, reader_of)
         return measure(point, data, device, self.snapshots)
 
 
@@ -77,35 +76,9 @@ def train_inverter(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> 
     images, labels = (
         torch.as_tensor(part[public]).to(device) for part in (data.train_x, data.train_y)
     )
-    return train(view.model, observation.weights, cell.defense, images, labels, cell.attacker(seed))
+    return train(view.model, observation, cell.defense, images, labels, cell.attacker(seed))
 
 
-def _measure_learned(
-    cell: LearnedCell, data: Dataset, device: torch.device
-) -> dict[str, np.ndarray]:
-    """Train the attacker for every seed's weights and score what it reconstructs.
-
-    The columns are those of `leakage.measure`. This attacker takes no iterations and needs no
-    label; the label is the one that the others infer. As there, an image that is not recovered
-    counts as `max_iterations`.
-    """
-    parts: dict[str, list[np.ndarray]] = {}
-    first: dict[str, np.ndarray] = {}
-    for seed in range(cell.seed, cell.seed + cell.seeds):
-        view = scene(cell, data, seed, device)
-        # [V, 1, C, H, W]
-        images = train_inverter(cell, view, data, seed)(view.observations).cpu().numpy()
-        success = metrics.success(images, view.truth)
-        scores = {
-            "mse": metrics.mse(images, view.truth),
-            "ssim": metrics.ssim(images, view.truth),
-            "success": success,
-            "iterations": np.where(success, 0, cell.max_iterations),
-            "label_right": infer_labels(stacked(view.observations), 1).cpu().numpy() == view.labels,
-            "attack_iterations": np.zeros(cell.victims, dtype=int),
-            "status": np.full(cell.victims, "read"),
-        } | trivial_guesses(view.truth, view.labels, data)
-        for name, values in scores.items():
-            parts.setdefault(name, []).append(values)
-        first = first or {"images": images, "truth": view.truth}
-    return {name: np.concatenate(values) for name, values in parts.items()} | first
+def reader_of(cell: LearnedCell, seed: int) -> Callable[[Scene, Dataset], leakage.Found]:
+    """Return what reads the images of a scene, once it has learned."""
+    return lambda view, data: leakage.read(cell, view, train_inverter(cell, view, data, seed))

@@ -38,29 +38,25 @@ def leak(settings: Compensation, dataset: str, attack: str, **changes: Any) -> L
     return Leak(dataset, attack, **own | changes)
 
 
-def leak_key(cell: Leak) -> dict[str, str]:
+def key_of(point: Leak | Study | Descent | Federated) -> dict[str, str]:
     """Return a row's key: the published tables' own columns, then the settings that ran."""
-    printed = {"root_dataset_bias": f"{cell.root_dataset_bias:.1f}",
-               "method": cell.method + "_muted" * (cell.arm == "muted"),
-               "local_clipping": str(cell.local_clipping).lower(),
-               "level": f"{cell.strength:g}"}  # fmt: skip
-    return {n: str(v) for n, v in (asdict(cell) | printed).items() if n != "seeds"}
-
-
-def key_of(point: Federated | Study | Descent) -> dict[str, str]:
-    """Return the key of a study's row, or of a training's with its plan."""
     settings = asdict(point)
     if isinstance(point, Federated):
         settings |= settings.pop("plan") | {
             "compensation_q": f"{point.compensation_q:g}", "seed": point.seed}  # fmt: skip
+    if isinstance(point, Leak):
+        settings |= {"root_dataset_bias": f"{point.root_dataset_bias:.1f}",
+                     "method": point.method + "_muted" * (point.arm == "muted"),
+                     "local_clipping": str(point.local_clipping).lower(),
+                     "level": f"{point.strength:g}"}  # fmt: skip
     return {name: str(value) for name, value in settings.items() if name != "seeds"}
 
 
 def row_of(point: Leak | Study | Descent | Federated) -> Row:
     """Return the recorded row of a point."""
-    if isinstance(point, Leak):
-        return Row(leak_key(point), (point,), partial(leak_values, point.seeds), point.seeds)
-    return Row(key_of(point), (point,), all_values, getattr(point, "seeds", 1))
+    seeds = getattr(point, "seeds", 1)
+    values = partial(leak_values, seeds) if isinstance(point, Leak) else all_values
+    return Row(key_of(point), (point,), values, seeds)
 
 
 def table_2(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
@@ -88,6 +84,7 @@ def adaptive(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
         *(make(arm=arm, level=share) for share in SHARES for arm in ("naive", "known_slices",
           "slice_aware") if first and (share < 1 or arm == "naive")),
         *(make(arm="slice_aware", noise=std) for std in (0.03, 0.01, 0.001) if first),
+        *([make(arm="learned", victims=25)] if first else []),
     ]))  # fmt: skip
 
 

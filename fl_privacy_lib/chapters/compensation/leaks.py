@@ -1,14 +1,16 @@
 """One image a client, its update attacked under one defence: a cell of the tables (chapter 09)."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fl_privacy_lib.attacks import PUBLISHED, Attack
+from fl_privacy_lib.attacks import PUBLISHED
 from fl_privacy_lib.attacks.convnet import attacked_network
+from fl_privacy_lib.attacks.learned import LearnedAttack, train
 from fl_privacy_lib.attacks.slice_aware import Pair, SliceReader
 from fl_privacy_lib.data import Dataset
 from fl_privacy_lib.defenses.compensation import Compared
@@ -62,16 +64,30 @@ def scene(cell: Leak, data: Dataset, seed: int, device: torch.device) -> leakage
     reader, pairs, victims = observed(cell, data, seed, device)
     rows: Any = [[reader.read(cell.arm, *pair) for pair in row] for row in pairs]
     return leakage.Scene(
-        reader.model, rows, data.train_x[victims][:, None], data.train_y[victims][:, None]
+        reader.model,
+        rows if cell.observations > 1 else [row[0] for row in rows],
+        data.train_x[victims][:, None],
+        data.train_y[victims][:, None],
     )
 
 
-def attack_of(cell: Leak, seed: int) -> Attack:
-    """Return the attack's settings at this cell."""
+def learned(cell: Leak, seed: int, view: leakage.Scene, data: Dataset) -> leakage.Found:
+    """Return what an attacker reads who has learned from the images that are no victims."""
+    reader, _, victims = observed(cell, data, seed, next(view.model.parameters()).device)
+    public = np.setdiff1d(np.arange(len(data.train_y)), victims)
+    x, y = (torch.as_tensor(part[public]) for part in (data.train_x, data.train_y))
+    inverter = train(
+        view.model, view.observations[0], reader.defense, x, y, LearnedAttack(seed=seed)
+    )
+    return leakage.read(cell, view, inverter)
+
+
+def attack_of(cell: Leak, seed: int) -> Any:
+    """Return the attack's settings at this cell, or what reads without a search."""
     published = PUBLISHED[cell.attack]
-    return replace(published, seed=seed,
-                   mask="none" if cell.arm in ("naive", "compensating") else "zeros",
-                   max_iterations=min(cell.max_iterations, published.max_iterations))  # fmt: skip
+    return partial(learned, cell, seed) if cell.arm == "learned" else replace(
+        published, seed=seed, mask="none" if cell.arm in ("naive", "compensating") else "zeros",
+        max_iterations=min(cell.max_iterations, published.max_iterations))  # fmt: skip
 
 
 def measure(cell: Leak, device: torch.device) -> Result:
@@ -81,14 +97,14 @@ def measure(cell: Leak, device: torch.device) -> Result:
     """
     data = load_cached(cell.dataset)
     result = leakage.measure(cell, data, device, (), scene, attack_of)
-    if cell.arm != "slice_aware":
-        return result
-    views = [observed(cell, data, cell.seed + i, device) for i in range(cell.seeds)]
+    looks = cell.seeds if cell.arm == "slice_aware" else 0
+    views = [observed(cell, data, cell.seed + i, device) for i in range(looks)]
     shares = [reader.found(*row[0]) for reader, rows, _ in views for row in rows]
-    return result | {"slices_found": np.array(shares)}
+    return result | ({"slices_found": np.array(shares)} if shares else {})
 
 
 def leak_values(seeds: int, results: list[Result]) -> Values:
     """Return what is recorded of a cell: the scores of all attacks, and what a search found."""
-    found = {n: numbers(v) for n, v in results[0].items() if n == "slices_found"}
-    return summary(results[0], seeds) | found
+    return summary(results[0], seeds) | {
+        n: numbers(v) for n, v in results[0].items() if n == "slices_found"
+    }

@@ -20,7 +20,7 @@ TRAINED = {"dga": ("mnist", "fashion_mnist"), "gia": ("mnist",)}
 """Attack whose γ it is → data sets of the trainings; those on CIFAR-10 ask for a GPU."""
 TABLES: dict[str, Any] = {"table_2": grid.table_2, "adaptive": grid.adaptive} | {
     f"table_3{panel}": partial(grid.table_3, f"table_3{panel}") for panel in "abce"
-}
+} | {"training": grid.trainings}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class CompensationExperiment(Experiment):
 
         parts = [
             Part(f"{PAPER}/mechanisms", partial(rows, grid.studies), ("mnist",), "mechanisms"),
-            Part(f"{PAPER}/convergence", lambda _: grid.descents(settings)),
+            Part(f"{PAPER}/convergence", lambda _: grid.descents(settings), name="convergence"),
             Part(
                 f"{PAPER}/width", partial(rows, partial(grid.table_3, "width", attack="gia")),
-                ("mnist",), long=True,
+                ("mnist",), "width_gia", long=True,
             ),
             Part(
                 f"{PAPER}/round_time", partial(grid.round_times, settings), ("mnist",),
@@ -48,12 +48,10 @@ class CompensationExperiment(Experiment):
             ),
         ]  # fmt: skip
         for attack, trained in TRAINED.items():
-            every: Any = {name: (make, DATASETS) for name, make in TABLES.items()}
-            every["training"] = (grid.trainings, trained)
             parts += [
-                Part(f"{PAPER}/{table}", partial(rows, partial(make, attack=attack)), datasets,
-                     f"{table}_{attack}", long=True)
-                for table, (make, datasets) in every.items()
+                Part(f"{PAPER}/{table}", partial(rows, partial(make, attack=attack)),
+                     trained if table == "training" else DATASETS, f"{table}_{attack}", long=True)
+                for table, make in TABLES.items()
             ]  # fmt: skip
         return parts
 

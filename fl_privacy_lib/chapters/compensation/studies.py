@@ -65,8 +65,8 @@ class Study:
         """Return the noise on the aggregate, [size]."""
         if self.noise == "sliced":
             return sliced_noise(size, self.share, self.noise_std, WEIGHTS, dice)
-        std = self.noise_std * float(WEIGHTS.square().sum()) ** 0.5
-        return std * torch.randn(size, generator=dice, dtype=torch.float64)
+        noise = torch.randn(size, generator=dice, dtype=torch.float64)
+        return self.noise_std * float(WEIGHTS.square().sum()) ** 0.5 * noise
 
 
 def risk_errors(study: Study, device: torch.device) -> dict[str, float]:
@@ -98,16 +98,19 @@ def drawn(study: Study, draw: int) -> dict[str, float]:
     if study.study == "law":
         noise = study.noise_on(rows * study.columns, dice).reshape(rows, study.columns)
         return {"law_distance": study.stage.distance(noise, WEIGHTS)}
-    simple = rank_one(rows, study.columns, of_signal, study.study == "common_row")
-    simple *= 2 * study.noise_std / CLIENTS**0.5  # twice as strong as the noise
+    twice = 2 * study.noise_std / CLIENTS**0.5  # as strong as the noise
+    simple = twice * rank_one(rows, study.columns, of_signal, study.study == "common_row")
     signal = aggregate_of(study, draw) if study.study == "aggregate" else simple
     return study.stage.errors(signal, study.noise_on(len(signal), dice), WEIGHTS)
 
 
 def run_study(study: Study, device: torch.device) -> Result:
     """Return the metrics of a study."""
-    risk = study.study in ("hutchinson", "all_ones")
-    found = [risk_errors(study, device)] if risk else [drawn(study, i) for i in range(study.draws)]
+    found = (
+        [risk_errors(study, device)]
+        if study.study in ("hutchinson", "all_ones")
+        else [drawn(study, i) for i in range(study.draws)]
+    )
     return {name: np.array([float(one[name]) for one in found]) for name in found[0]}
 
 

@@ -57,13 +57,12 @@ class Federated(Compared):
         plan = replace(self.plan, seed=seed)
         split = some_classes(data.train_y, plan.clients, plan.batch_size, CLASSES, rng)
         model = build(self.network, data.example_shape, data.n_classes, dice).to(device)
-        unit = plan.local_lr if self.noise_on == "gradient" else 1.0
-        cut = self.cut(model, data, np.flatnonzero(split.holders() == 0), rng, unit=unit,
+        cut = self.cut(model, data, np.flatnonzero(split.holders() == 0), rng,
+                       unit=plan.local_lr if self.noise_on == "gradient" else 1.0,
                        **REPAIRS.get(self.repair, {}))  # fmt: skip
-        tested = "test" if len(data.test_y) else "validation"
         train, test = (
             tuple(torch.as_tensor(getattr(data, f"{part}_{n}")).to(device) for n in "xy")
-            for part in ("train", tested)
+            for part in ("train", "test" if len(data.test_y) else "validation")
         )
         # slices that are drawn at their stage: the stacked engine takes every arm
         return (model, train, split, plan, replace(cut, begin_client=None)), test
@@ -94,8 +93,8 @@ def train(point: Federated, device: torch.device) -> Result:
     runs = []
     for seed in range(point.seed, point.seed + point.seeds):
         args, test = point.scene(seed, device)
-        every = max(1, point.plan.rounds // LOOKS)
-        run = simulate(*args, engine="auto", evaluation=test, evaluate_every=every)
+        run = simulate(*args, engine="auto", evaluation=test,
+                       evaluate_every=max(1, point.plan.rounds // LOOKS))  # fmt: skip
         looks = {r.round + 1: r.accuracy for r in run.history if r.accuracy is not None}
         runs.append({
             "accuracy": looks[point.plan.rounds], "guess": best_constant(test[1]),

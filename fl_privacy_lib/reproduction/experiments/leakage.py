@@ -13,6 +13,8 @@ from torch import nn
 
 from fl_privacy_lib import metrics
 from fl_privacy_lib.attacks import Attack, reconstruct
+from fl_privacy_lib.attacks.evidence import infer_labels, stacked
+from fl_privacy_lib.attacks.learned import LearnedInverter
 from fl_privacy_lib.data import Dataset, Partition
 from fl_privacy_lib.federated import Observation, Run, Tap, simulate
 from fl_privacy_lib.models import build
@@ -51,8 +53,7 @@ def moved(
     """Return the examples that some clients hold, on the device, and who holds which of them."""
     used = np.unique(np.concatenate(held))
     x, y = (torch.as_tensor(part[used]).to(device) for part in (data.train_x, data.train_y))
-    positions = tuple(np.searchsorted(used, indices) for indices in held)
-    return (x, y), Partition("victims", positions, len(used))
+    return (x, y), Partition("victims", tuple(np.searchsorted(used, i) for i in held), len(used))
 
 
 def seen(model: nn.Module, run: Run, taps: list[list[Tap]], keep: int = 1) -> Scene:
@@ -89,8 +90,55 @@ def scene(point: Any, data: Dataset, seed: int, device: torch.device) -> Scene:
     )  # fmt: skip
     taps = [Tap(point.tap, client) for client in victims]
     run = simulate(model, train, partition, plan, point.defense, taps=taps)
-    keep = 1 if point.tap == "example" else point.batch_size * point.local_iterations
-    return seen(model, run, [[tap] for tap in taps], keep)
+    return seen(
+        model, run, [[tap] for tap in taps],
+        keep=1 if point.tap == "example" else point.batch_size * point.local_iterations,
+    )  # fmt: skip
+
+
+Found = tuple[Any, dict[str, Any], dict[str, Any]]
+"""Images [V, B, C, H, W]; columns by image or victim; pictures of the first seed."""
+
+
+def search(
+    point: Any, data: Dataset, view: Scene, attack: Attack, snapshots: tuple[int, ...]
+) -> Found:
+    """Return what an attack finds, and how it went."""
+    reached, score = first_successes(view.truth, point.max_iterations)
+    result = reconstruct(
+        view.model,
+        view.observations,
+        data.example_shape,
+        attack,
+        batch_size=view.truth.shape[1],
+        labels=torch.as_tensor(view.labels).to(next(view.model.parameters()).device)
+        if attack.label_rule == "given"
+        else None,
+        snapshots=snapshots,
+        on_iteration=score,
+    )
+    shots = [in_order(result.snapshots[s], view.truth) for s in snapshots]
+    return in_order(result.images, view.truth), {
+        "iterations": reached,
+        "label_right": result.labels.cpu().numpy() == np.sort(view.labels, axis=1),
+        "attack_iterations": result.iterations.cpu().numpy(),
+        "status": np.array(result.status),
+    }, {"snapshots": np.stack(shots)} if shots else {}  # fmt: skip
+
+
+def read(point: Any, view: Scene, inverter: LearnedInverter) -> Found:
+    """Return what an attacker reads who has learned.
+
+    It takes no iterations and needs no label; the label is the one that others infer. An image that
+    is not recovered counts as `max_iterations`, as in a search.
+    """
+    images = inverter(view.observations).cpu().numpy()
+    return images, {
+        "iterations": np.where(metrics.success(images, view.truth), 0, point.max_iterations),
+        "label_right": infer_labels(stacked(view.observations), 1).cpu().numpy() == view.labels,
+        "attack_iterations": np.zeros(len(images), dtype=int),
+        "status": np.full(len(images), "read"),
+    }, {}  # fmt: skip
 
 
 def measure(
@@ -99,7 +147,7 @@ def measure(
     device: torch.device,
     snapshots: tuple[int, ...],
     scene: Callable[..., Scene],
-    attack_of: Callable[..., Attack],
+    attack_of: Callable[..., Any],
 ) -> dict[str, np.ndarray]:
     """Attack all victims of all seeds of a point and score them.
 
@@ -110,7 +158,7 @@ def measure(
     device : where attacks run
     snapshots : attack iterations whose images are kept
     scene : point, data, seed, device → what the adversary meets
-    attack_of : point, seed → the attack's settings
+    attack_of : point, seed → the settings of a search, or view, data → what is found without one
 
     Returns
     -------
@@ -123,36 +171,17 @@ def measure(
     first: dict[str, np.ndarray] = {}
     for seed in range(point.seed, point.seed + point.seeds):
         view, attack = scene(point, data, seed, device), attack_of(point, seed)
-        reached, score = first_successes(view.truth, point.max_iterations)
-        labels = torch.as_tensor(view.labels).to(device)
-        result = reconstruct(
-            view.model,
-            view.observations,
-            data.example_shape,
-            attack,
-            batch_size=view.truth.shape[1],
-            labels=labels if attack.label_rule == "given" else None,
-            snapshots=snapshots if seed == point.seed else (),
-            on_iteration=score,
+        images, went, pictures = (
+            search(point, data, view, attack, () if first else snapshots)
+            if isinstance(attack, Attack)
+            else attack(view, data)
         )
-        matched = in_order(result.images, view.truth)
         scores = {
-            "mse": metrics.mse(matched, view.truth),
-            "ssim": metrics.ssim(matched, view.truth),
-            "success": metrics.success(matched, view.truth),
-            "iterations": reached,
-            "label_right": result.labels.cpu().numpy() == np.sort(view.labels, axis=1),
-            "attack_iterations": result.iterations.cpu().numpy(),
-            "status": np.array(result.status),
-        } | trivial_guesses(view.truth, view.labels, data)
+            n: getattr(metrics, n)(images, view.truth) for n in ("mse", "ssim", "success")
+        } | (went | trivial_guesses(view.truth, view.labels, data))
         for name, values in scores.items():
             parts.setdefault(name, []).append(values)
-        if seed == point.seed:
-            first = {"images": matched, "truth": view.truth}
-            if snapshots:
-                first["snapshots"] = np.stack(
-                    [in_order(result.snapshots[s], view.truth) for s in snapshots]
-                )
+        first = first or {"images": images, "truth": view.truth} | pictures
     return {name: np.concatenate(values) for name, values in parts.items()} | first
 
 
@@ -188,8 +217,11 @@ class LeakageExperiment(Experiment):
 
     def words(self, point: Any, result: Result) -> str:
         """Return what was attacked how, and the share that was recovered."""
-        names = ("dataset", "threat_type", "method", "level", "attack", "arm", "attacker")
-        settings = " ".join(f"{getattr(point, n)}" for n in names if n in vars(point))
+        settings = " ".join(
+            f"{getattr(point, n)}"
+            for n in ("dataset", "threat_type", "method", "level", "attack", "arm", "attacker")
+            if n in vars(point)
+        )
         return f"{settings}: success {float(np.mean(result['success'])):.2f}"
 
 

@@ -76,7 +76,7 @@ def table_2(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
 
 
 def adaptive(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
-    """Return the attackers who know the defence, and the sweep over γ."""
+    """Return the attackers who know the defence, the sweep over γ, and noise on all coordinates."""
     make, first = partial(leak, settings, dataset, attack), attack == "dga"
     return list(dict.fromkeys([
         *(make(arm=arm) for arm in ("naive", "slice_aware", "known_slices", "compensating")),
@@ -85,6 +85,7 @@ def adaptive(settings: Compensation, dataset: str, attack: str) -> list[Leak]:
           "slice_aware") if first and (share < 1 or arm == "naive")),
         *(make(arm="slice_aware", noise=std) for std in (0.03, 0.01, 0.001) if first),
         *([make(arm="learned", victims=25)] if first else []),
+        *(make(method="dp_gaussian", noise=std) for std in (0.05, 0.03, 0.01, 0.003) if first),
     ]))  # fmt: skip
 
 

@@ -73,9 +73,12 @@ def scene(cell: Leak, data: Dataset, seed: int, device: torch.device) -> leakage
 
 def learned(cell: Leak, seed: int, view: leakage.Scene, data: Dataset) -> leakage.Found:
     """Return what an attacker reads who has learned from the images that are no victims."""
-    reader, _, victims = observed(cell, data, seed, next(view.model.parameters()).device)
-    public = np.setdiff1d(np.arange(len(data.train_y)), victims)
-    x, y = (torch.as_tensor(part[public]) for part in (data.train_x, data.train_y))
+    device = next(view.model.parameters()).device
+    reader, _, victims = observed(cell, data, seed, device)
+    public = np.random.default_rng([seed, 2]).permutation(
+        np.setdiff1d(np.arange(len(data.train_y)), victims)
+    )
+    x, y = (torch.as_tensor(part[public]).to(device) for part in (data.train_x, data.train_y))
     inverter = train(
         view.model, view.observations[0], reader.defense, x, y, LearnedAttack(seed=seed)
     )

@@ -100,7 +100,12 @@ def table_3(table: str, settings: Compensation, dataset: str, attack: str) -> li
         "width": [
             make(width=width, seeds=1, **arm)
             for width in WIDTHS
-            for arm in ({"method": "non_private"}, {}, {"arm": "known_slices"})
+            for arm in (
+                {"method": "non_private"},
+                {},
+                {"arm": "known_slices"},
+                {"slicing": "layer_size"},
+            )
         ],
         "table_3b": [make(root_dataset_size=size) for size in ROOT_SIZES],
         "table_3c": [make(root_dataset_bias=bias) for bias in BIASES],

@@ -178,15 +178,6 @@ def test_recorded_tables_parse_and_carry_their_columns():
         assert not (frame == "").any().any(), path
 
 
-def test_no_point_is_recorded_twice():
-    for path in sorted(MEASURED.rglob("*.csv")):
-        table = pd.read_csv(path, dtype=str)
-        if "mean" in table:
-            key = list(table.columns[: table.columns.get_loc("mean")])
-            twice = table[table.duplicated(key)]
-            assert twice.empty, (path.name, twice[key].to_dict("records")[:1])
-
-
 def test_every_recorded_row_still_stands():
     """A key column renamed or a setting changed by accident would have the rows recorded again."""
     from fl_privacy_lib.chapters import CHAPTERS, experiment

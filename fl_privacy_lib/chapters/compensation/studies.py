@@ -98,8 +98,8 @@ def drawn(study: Study, draw: int) -> dict[str, float]:
     if study.study == "law":
         noise = study.noise_on(rows * study.columns, dice).reshape(rows, study.columns)
         return {"law_distance": study.stage.distance(noise, WEIGHTS)}
-    twice = 2 * study.noise_std / CLIENTS**0.5  # as strong as the noise
-    simple = twice * rank_one(rows, study.columns, of_signal, study.study == "common_row")
+    size = 2 * study.noise_std / CLIENTS**0.5  # twice as strong as the noise
+    simple = size * rank_one(rows, study.columns, of_signal, study.study == "common_row")
     signal = aggregate_of(study, draw) if study.study == "aggregate" else simple
     return study.stage.errors(signal, study.noise_on(len(signal), dice), WEIGHTS)
 

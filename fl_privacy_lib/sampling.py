@@ -15,6 +15,7 @@ from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refus
 
 ClientSampling = Literal["fixed", "poisson", "one_pass"]
 BatchSampling = Literal["one_pass_fixed", "one_pass_shuffled", "with_replacement", "poisson"]
+LocalOptimizer = Literal["sgd", "momentum", "adam"]
 
 # The streams of random numbers; each has its own, so that no two kinds of draw are ever correlated.
 _PARTICIPANTS, _FIXED_ORDER, _BATCHES = 0, 1, 2
@@ -46,6 +47,12 @@ class Plan:
         See the notes.
     local_lr, server_lr : float
         Learning rates of the client's iterations and of the server's step.
+    local_optimizer : {"sgd", "momentum", "adam"}
+        What takes a client's local steps, see `fl_privacy_lib.federated.local_steps`. Only under
+        ``"sgd"`` is an update −η times a sum of gradients, which the attacks take it to be.
+    weight_factor : float
+        What the server multiplies the new weights with. Not 1 where it sums the K_t models and
+        divides by another number than K_t: the released code of Fed-CDP has K_t − 1.
     seed : int
         0 to 2**63 - 1; the only source of randomness.
 
@@ -103,6 +110,8 @@ class Plan:
     _: KW_ONLY
     local_lr: float
     server_lr: float = 1.0
+    local_optimizer: LocalOptimizer = "sgd"
+    weight_factor: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -120,7 +129,8 @@ class Plan:
         )
         one_of(get_args(ClientSampling), client_sampling=self.client_sampling)
         one_of(get_args(BatchSampling), batch_sampling=self.batch_sampling)
-        positive(local_lr=self.local_lr, server_lr=self.server_lr)
+        one_of(get_args(LocalOptimizer), local_optimizer=self.local_optimizer)
+        positive(local_lr=self.local_lr, server_lr=self.server_lr, weight_factor=self.weight_factor)
 
     @property
     def client_rate(self) -> float:

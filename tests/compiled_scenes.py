@@ -107,13 +107,13 @@ def margin(model, weights, x):
     return least
 
 
-def agrees(name, plan, defense, examples=30, prepare=lambda parts: parts):
+def agrees(name, plan, defense, examples=30, prepare=lambda parts: parts, bound=BOUND):
     """Compare the updates with the exact ones."""
     for seed in range(12):
         parts = prepare(scene(name, plan.clients, examples, seed))
         (expected, least), values = exact(*parts, plan, defense), updates(*parts, plan, defense)
         assert values.keys() == expected.keys()
-        if all(relative_distance({n: values[n]}, {n: v}) <= BOUND for n, v in expected.items()):
+        if all(relative_distance({n: values[n]}, {n: v}) <= bound for n, v in expected.items()):
             return
         assert least < MARGIN
     raise AssertionError("no scene without a place that rounding decides")

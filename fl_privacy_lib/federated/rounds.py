@@ -27,6 +27,7 @@ from fl_privacy_lib.federated.compiled.engine import CompiledEngine
 from fl_privacy_lib.federated.compiled.network import Network
 from fl_privacy_lib.federated.gradients import Loss, cross_entropy, example_gradients
 from fl_privacy_lib.federated.groups import Block
+from fl_privacy_lib.federated.local_steps import local_steps
 from fl_privacy_lib.federated.participation import Examples, Tap, Taps
 from fl_privacy_lib.federated.stacked import Stack, StackedEngine
 from fl_privacy_lib.models import Parameters
@@ -104,6 +105,7 @@ class GenericEngine:
         job, (inputs, labels) = self.job, self.job.train
         # accumulated apart from the weights: subtracting these at the end would lose low-order bits
         update = {name: torch.zeros_like(w)[None] for name, w in self.weights.items()}  # [1, …]
+        step = local_steps(job.plan, update)
         for iteration, positions in enumerate(batches):
             ctx.iteration = iteration
             index = torch.as_tensor(positions, device=inputs.device)
@@ -116,7 +118,7 @@ class GenericEngine:
             for stage, values in (("example", example), ("batch", batch)):
                 tap = Tap(stage, ctx.clients[0], ctx.round, iteration)
                 self.taps.keep(tap, {n: v[0] for n, v in values.items()}, before, (x, y))
-            update = {name: u - job.plan.local_lr * batch[name] for name, u in update.items()}
+            step(batch)
         return update
 
 
@@ -271,4 +273,5 @@ def serve(
     mean = {name: t[None].to(weights[name].dtype) for name, t in added.items()}  # [1, …]
     aggregate = {name: m[0] for name, m in job.defense.apply("on_aggregate", mean, server).items()}
     taps.keep(Tap("aggregate", round=round), aggregate, weights)
-    return {name: w + job.plan.server_lr * aggregate[name] for name, w in weights.items()}
+    factor, rate = job.plan.weight_factor, job.plan.server_lr
+    return {name: factor * (w + rate * aggregate[name]) for name, w in weights.items()}

@@ -146,7 +146,7 @@ def simulate(
         })  # fmt: skip
         check_per_example(model)
         positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
-        form = _form(model, train, defense, engine, loss)
+        form = _form(model, train, plan, defense, engine, loss)
         chunk = CPU_CHUNK if train[0].device.type == "cpu" else plan.participants
         job = Job(model, train, partition, plan, defense, form, clients_per_chunk or chunk, loss)
         _check(job, collected, group, workers)
@@ -251,6 +251,7 @@ def _run(
 def _form(
     model: nn.Module,
     train: Examples,
+    plan: Plan,
     defense: Defense,
     engine: str,
     loss: Loss,
@@ -261,7 +262,9 @@ def _form(
         if name == "generic":
             return None
         form: Network | Stack | str = f"the clients minimise {loss}, a loss"
-        if loss is cross_entropy:
+        if plan.local_optimizer != "sgd" and name == "stacked":
+            form = f"local_optimizer = {plan.local_optimizer!r} is one"
+        elif loss is cross_entropy:
             form = (compiled_form if name == "compiled" else stacked_form)(model, train, defense)
         if not isinstance(form, str):
             return form

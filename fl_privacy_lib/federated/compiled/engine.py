@@ -10,6 +10,7 @@ from fl_privacy_lib.defenses.route import Defense
 from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated.compiled.form import Form
 from fl_privacy_lib.federated.compiled.network import SLICE, Memory, Network, memory_of
+from fl_privacy_lib.federated.local_steps import local_steps
 from fl_privacy_lib.federated.participation import Examples
 from fl_privacy_lib.models import Parameters
 from fl_privacy_lib.sampling import Plan
@@ -63,35 +64,50 @@ class CompiledEngine:
         memory = with_batches(self.memory, batches, state)
         memory.weights[:], memory.update[:] = memory.start, 0
         memory.bounds[:], memory.stds[:] = form.bound, form.std
-        if form.needs_norms:
-            for i in range(len(batches)):
-                self._iterate(memory._replace(ends=memory.ends[i:]), i, batches[i], form, ctx)
+        if plan.local_optimizer == "sgd" and not form.needs_norms:
+            self._run(memory, len(batches), kernel.EVERY, form, float(plan.local_lr))
         else:
-            kernel.run(
-                self.network.form, memory, len(batches), kernel.EVERY, form.scope == "all",
-                float(plan.local_lr), plan.batch_size,
-            )  # fmt: skip
+            total = torch.zeros(len(memory.update))
+            step = local_steps(plan, {"": total})
+            for i, batch in enumerate(batches):
+                memory.update[:] = 0  # takes up the gradient
+                part = memory._replace(ends=memory.ends[i:])
+                if form.needs_norms:
+                    self._iterate(part, i, batch, form, ctx)
+                else:
+                    self._run(part, 1, kernel.EVERY, form)
+                step({"": torch.from_numpy(memory.update)})
+                memory.weights[:] = memory.start + total.numpy()
+            memory.update[:] = total
+        if not form.needs_norms:
             self._note_norms(memory, len(batches) - 1, batches[-1], ctx, form.scope is not None)
         return self.network.unpack(memory.update)
+
+    def _run(
+        self, memory: Memory, iterations: int, phases: int, form: Form, rate: float = -1.0
+    ) -> None:
+        """Run the kernel; at the rate −1 a step adds its gradient to the update."""
+        from fl_privacy_lib.federated.compiled import kernel
+
+        size, over_all = self.plan.batch_size, form.scope == "all"
+        kernel.run(self.network.form, memory, iterations, phases, over_all, rate, size)
 
     def _iterate(
         self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext
     ) -> None:
         """Run one local iteration in which a rule reads the norms before gradients are summed."""
-        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, CLIP, FORWARD, STEP, run
+        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, CLIP, FORWARD, STEP
 
-        shape, rate, size = self.network.form, float(self.plan.local_lr), self.plan.batch_size
         silent = memory._replace(stds=np.zeros_like(memory.stds))
         # with a bound that is known, only the noise waits for the norms
-        phases = FORWARD | BACKWARD | (CLIP | STEP if form.bound else 0)
-        run(shape, silent, 1, phases, form.scope == "all", rate, size)
+        self._run(silent, 1, FORWARD | BACKWARD | (CLIP | STEP if form.bound else 0), form)
         factors, stds = form.answer(self._note_norms(memory, i, batch, ctx), ctx)
         memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
         memory.stds[:] = torch.cat(list(stds.values()))
         rest = memory._replace(ends=memory.ends[:1].repeat(2)) if form.bound else memory
         # only the last slice is still there
         again = FORWARD | BACKWARD if len(batch) > SLICE else 0
-        run(shape, rest, 1, again | STEP, False, rate, size)
+        self._run(rest, 1, again | STEP, form)
 
     def _note_norms(
         self, memory: Memory, i: int, batch: np.ndarray, ctx: ClientContext, measured: bool = True

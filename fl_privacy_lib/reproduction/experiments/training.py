@@ -48,7 +48,10 @@ DECAYS = {
     "fed_cdp_decay_exponential": "exponential",
     "fed_cdp_decay_cyclic": "cyclic",
 }
-METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, "median_clip", "dssgd")
+MOVED = ("fed_cdp_momentum", "fed_cdp_adam", "fed_cdp_models")
+"""Fed-CDP with what stands in its released code besides: as comments two optimisers, and K_t models
+that are summed and divided by K_t − 1."""
+METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, *MOVED, "median_clip", "dssgd")
 DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
 FOLDS = 10  # a tenth is held out for a search; of small data a fifth
 SMALL, SMALL_FOLDS = 5000, 5
@@ -126,8 +129,9 @@ class Training:
         """What clients and server do, as a filling of the route."""
         printed = self.setting == "printed"
         name = "fed_sdp_client" if self.method == "fed_sdp" else self.method
-        if self.method in ("fed_cdp", "median_clip", *DECAYS):
+        if self.method in ("fed_cdp", "median_clip", *DECAYS, *MOVED):
             kind = "fed_cdp_decay" if self.method in DECAYS else self.method
+            kind = "fed_cdp" if self.method in MOVED else kind
             name = f"{kind}_example" if printed else f"{kind}_batch"
         filled = build_defense(
             name, clip_norm=self.clip_norm, noise_scale=self.noise_scale, level=DSSGD_SHARE,
@@ -148,9 +152,15 @@ class Training:
 
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training."""
+        k = self.participants
+        moved: dict[str, Any] = {
+            "fed_cdp_momentum": {"local_optimizer": "momentum"},
+            "fed_cdp_adam": {"local_optimizer": "adam"},
+            "fed_cdp_models": {"weight_factor": k / max(k - 1, 1)},
+        }
         return Plan(
-            self.clients, self.participants, rounds or self.rounds, self.local_iterations,
-            self.batch_size, local_lr=self.local_lr, seed=seed,
+            self.clients, k, rounds or self.rounds, self.local_iterations, self.batch_size,
+            local_lr=self.local_lr, seed=seed, **moved.get(self.method, {}),
         )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from fl_privacy_lib.accounting.events import Event, Ledger
 from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, rdp_spending
 from fl_privacy_lib.accounting.schedules import (
     cosine,
-    cosine_arc,
     exponential,
     linear,
     noise_of_epsilon,
@@ -172,12 +171,10 @@ def test_schedules_start_where_they_say_and_stay_between_their_ends(a, b, steps,
         staircase(a, b, steps),
         exponential(a, b, steps),
         cosine(a, b, steps, cycles=parts),
-        cosine_arc(high, low, steps),
     ):
         assert values.shape == (steps,)
         assert (values >= low * (1 - 1e-12)).all() and (values <= high * (1 + 1e-12)).all()
-    falls = (linear(high, low, steps), exponential(high, low, steps), cosine_arc(high, low, steps))
-    for falling in falls:
+    for falling in (linear(high, low, steps), exponential(high, low, steps)):
         assert falling[0] == pytest.approx(high)
         assert (np.diff(falling) <= 1e-9).all()
     wave = triangular(low, high, steps, cycles=parts)
@@ -192,6 +189,5 @@ def test_schedules_at_chosen_steps():
     assert stairs[[99, 100, 299, 300]].tolist() == pytest.approx([10, 9.5, 9, 8.5])
     assert cosine(9.0, 1.0, 8, cycles=2)[[0, 2, 4, 6]].tolist() == pytest.approx([9, 5, 9, 5])
     assert triangular(1.0, 3.0, 8, cycles=2)[[2, 5, 6]].tolist() == pytest.approx([3, 2, 3])
-    assert cosine_arc(15.0, 15 * np.cos(1.24), 100)[50] == pytest.approx(15 * np.cos(0.62))
     noise = noise_of_epsilon(np.array([0.80747]))
     assert noise[0] == pytest.approx(6.0, rel=1e-5)

@@ -189,12 +189,12 @@ def test_the_extra_step_is_needed():
 PRINTED_SCHEDULES = {
     "linear": (schedules.linear(*conventions.PRINTED_NOISE, 10_000), 0.575),
     "exponential": (schedules.exponential(*conventions.PRINTED_NOISE, 10_000), 0.638),
-    "cosine arc of the code": (schedules.cosine_arc(15.0, 15 * math.cos(1.24), 10_000), 0.500),
+    "staircase": (schedules.staircase(*conventions.PRINTED_NOISE, 10_000), 0.536),
 }
 
 
 @pytest.mark.parametrize("name", PRINTED_SCHEDULES)
-def test_the_printed_schedules_never_exhaust_the_budget(name):
+def test_the_printed_schedules_with_a_floor_never_exhaust_the_budget(name):
     noise, expected = PRINTED_SCHEDULES[name]
     ledger = schedules.ledger_of(noise, 0.01, "example", "add_remove")
     assert spend(ledger, "moments_accountant", 1e-5).epsilon == pytest.approx(expected, abs=6e-4)

@@ -105,8 +105,8 @@ _OTHER_SCHEDULE = (
     "iteration; they come from a schedule that is not stated."
 )
 _CYCLIC = (
-    "The cyclic schedule is not stated and could not be found; our value assumes two triangles of "
-    "ε_t."
+    "The cyclic schedule's number of cycles and its floor are not stated; our value assumes two "
+    "triangles of ε_t."
 )
 _SHORT = (
     "The ε-schedule stretched over this data set's own rounds ends later; the schedule used for "

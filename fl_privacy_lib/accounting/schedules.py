@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fl_privacy_lib._checks import positive, refuse, whole_number
+from fl_privacy_lib._checks import positive, whole_number
 from fl_privacy_lib.accounting.composition import STEP_DELTA, step_epsilon
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Sampling, Unit
 
@@ -90,17 +90,6 @@ def cosine(start: float, end: float, steps: int, cycles: int = 1) -> Floats:
     length = math.ceil(steps / cycles)
     phase = np.arange(_time(steps, start=start, end=end).size) % length / length
     return end + (start - end) / 2 * (1 + np.cos(np.pi * phase))
-
-
-def cosine_arc(start: float, end: float, steps: int) -> Floats:
-    """Return start · cos(φ t/T) with φ = arccos(end/start), [steps].
-
-    The single arc, from the larger value to the smaller, that Fed-alphaCDP's public code has under
-    the name of a cyclic policy.
-    """
-    time = _time(steps, start=start, end=end)
-    refuse({f"end = {end} is above start = {start}, and an arc only falls: swap.": end > start})
-    return start * np.cos(math.acos(end / start) * time)
 
 
 def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats:

@@ -59,7 +59,7 @@ def _ahead(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
 
     Three seeds a side decide by the t-interval of the difference; with one seed it has to be more
     than three times the arms' largest spread elsewhere in the table. `by` is negative where the
-    claim is that `rows` are not so far behind, `tie` is set where it is that they are not behind.
+    claim is that `rows` are not so far behind.
     """
     rows = frame[frame["metric"] == test["metric"]]
     one, other = select(rows, test["rows"]), select(rows, test["than"])
@@ -71,8 +71,7 @@ def _ahead(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
         if unfair or (by >= 0 and not (pair["learns"] and pair["learns_than"])):
             yield Outcome(None, gap, unfair or NO_LEARNING, cell=_pair(pair))
         elif abs(gap) <= _half_width(pair, pd.concat([one, other])):
-            tie = True if test.get("tie") else None
-            yield Outcome(tie, gap, TOO_WIDE, cell=_pair(pair))
+            yield Outcome(None, gap, TOO_WIDE, cell=_pair(pair))
         else:
             yield Outcome(gap > 0, gap, cell=_pair(pair))
 
@@ -127,8 +126,8 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """Ask that a metric be at least, or at most, a number or another metric of its cell.
 
     A metric `sure_…` is the lower end of an interval around the metric of that name: where it has
-    to be at least a bound that the interval includes, the cell is undecided. So is one that has to
-    be at most a bound and lies no further from it than chance, by Student's t of its repetitions.
+    to be at least a bound that the interval includes, the cell is undecided. So is any that lies no
+    further from its bound than chance, by Student's t of its repetitions.
     """
     metric, most = test["metric"], test["check"] == "at_most"
     for cell in (c for c in cells(frame) if metric in c):
@@ -136,7 +135,7 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
         gap, std, n = cell[metric] - bound, cell[f"{metric}_std"], int(cell[f"{metric}_n"])
         upper = 2 * cell.get(metric.removeprefix("sure_"), cell[metric]) - cell[metric] - bound
         chance = stats.t.ppf(0.975, n - 1) * std / n**0.5 if n > 1 else 0.0
-        tied = 0 < chance >= abs(gap) if most else gap < 0 <= upper
+        tied = 0 < chance >= abs(gap) or (gap < 0 <= upper and not most)
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
         held = None if why else gap <= 0 if most else gap >= 0
         yield Outcome(held, gap, why, cell=compared(cell, bound, cell[metric], std))
@@ -180,7 +179,7 @@ def in_words(test: dict[str, Any]) -> str:
     bound, by = test.get("bound", 0), test.get("by", 0)
     tiny = not isinstance(bound, str) and 0 < abs(bound) < 1e-5  # the rounding of a record
     number = METRICS[bound] if isinstance(bound, str) else f"{bound:g}".replace("-", "−")
-    above = ["not below" if test.get("tie") else "above", f"more than {by:g} above",
+    above = ["above", f"more than {by:g} above",
              f"no more than {-by:g} below"][(by > 0) + 2 * (by < 0)]  # fmt: skip
     template = metric if metric == "margin" or (tiny and metric == "excess") else kind
     return (

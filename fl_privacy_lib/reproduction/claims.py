@@ -130,6 +130,7 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
         outcomes = [replace(o, held=None, why=lost) for o in outcomes]
     held = [bool(o.held) for o in counter]
     found = decide(len(rows) > 0, len(judged) > 0, outcomes, held, lost)
+    found = replace(found, outcomes=tuple(counter if found.status is Status.REFUTED else outcomes))
     why = {
         Status.NOT_RUN: "the cells it compares are not all recorded yet"
         if len(full)
@@ -142,8 +143,7 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
     return replace(
         found,
         note=why.get(found.status, ""),
-        beside=() if found.status in BARE else _beside(found.status, entry, full),
-        outcomes=tuple(counter if found.status is Status.REFUTED else outcomes),
+        beside=() if found.status in BARE else _beside(found, entry, full),
     )
 
 
@@ -151,16 +151,12 @@ BARE = (Status.NOT_RUN, Status.REDUCED_SETTING, Status.REFUTED)
 """What has one of these needs no more words than why."""
 
 
-def _beside(status: Status, entry: dict[str, Any], full: pd.DataFrame) -> tuple[str, ...]:
+def _beside(found: Verdict, entry: dict[str, Any], full: pd.DataFrame) -> tuple[str, ...]:
     """Return what a reader has to know besides why a claim has its status."""
-    open_, search = status in OPEN, trial_of(entry["table"]).get("search")
-    tried = f"tried: {entry['tried']}" if open_ and "tried" in entry else ""
-    rates = f"every rate tried: results/measured/{search}.csv" if open_ and search else ""
-    return tuple(filter(None, (tried, *_departures(entry, full), _coverage(entry, full), rates)))
-
-
-OPEN = (Status.NOT_REPRODUCED, Status.UNDECIDED)
-"""Where a reader asks what was tried."""
+    tried = f"tried: {entry['tried']}" if "tried" in entry else ""
+    search = "" if found.status is Status.REPRODUCED else trial_of(entry["table"]).get("search")
+    rates = f"every rate tried: results/measured/{search}.csv" if search else ""
+    return tuple(filter(None, (tried, *_departures(entry, full), _coverage(entry, found), rates)))
 
 
 def _gaps(outcomes: list[Outcome]) -> str:
@@ -192,15 +188,11 @@ def _departures(entry: dict[str, Any], full: pd.DataFrame) -> Iterator[str]:
             )
 
 
-def _coverage(entry: dict[str, Any], frame: pd.DataFrame) -> str:
-    """Return the recorded data sets, where some are missing and the claim names none."""
-    if (
-        "dataset" in entry.get("rows", {})
-        or "dataset" not in frame
-        or not has_published(entry["table"])
-    ):
+def _coverage(entry: dict[str, Any], found: Verdict) -> str:
+    """Return the data sets that were compared, where some are missing and the claim names none."""
+    if "dataset" in entry.get("rows", {}) or not has_published(entry["table"]):
         return ""
-    here = {name.removesuffix("_z") for name in frame["dataset"]}
-    names = set(load_published(entry["table"]).get("dataset", ()))
+    here = {o.cell.get("dataset", "all").removesuffix("_z") for o in found.outcomes} - {"all"}
+    names = set(load_published(entry["table"]).get("dataset", ())) - {"all"}
     counts = f"{len(here)} of {len(names)} data sets: "
-    return counts + ", ".join(map(named, sorted(here))) if here < names else ""
+    return counts + ", ".join(map(named, sorted(here))) if here and here < names else ""

@@ -139,6 +139,9 @@ def _derived(cell: dict[str, Any]) -> dict[str, Any]:
     return cell
 
 
+NO_FAILURE = "the spread of some values is so wide that hardly any would miss the printed one"
+
+
 class Comparison(NamedTuple):
     """A published value beside the recorded cell that answers it; either may be missing.
 
@@ -196,11 +199,17 @@ def compare(
 
 
 def _outcome(row: dict[str, Any], cell: dict[str, Any], understood: bool) -> Outcome:
-    """Return whether a printed row came out in a cell; a value that was tuned may exceed it."""
+    """Return whether a printed row came out in a cell; a value that was tuned may exceed it.
+
+    Two deviations that are more than a third of the printed value agree with too much to count.
+    """
     asked, printed = row["measured_as"], row["value"]
-    close = agrees(printed, cell[asked], cell[f"{asked}_std"], row["unit"], row["metric"])
+    spread = cell[f"{asked}_std"]
+    close = agrees(printed, cell[asked], spread, row["unit"], row["metric"])
     gap = 0.0 if row["unit"] == "boolean" else cell[asked] - float(printed)
-    data = compared(cell | row, printed, cell[asked], cell[f"{asked}_std"])
+    data = compared(cell | row, printed, cell[asked], spread)
+    if close and row["unit"] not in ("boolean", "ratio") and 6 * spread > abs(float(printed)):
+        return Outcome(None, gap, NO_FAILURE, cell=data)
     if close and understood:
         return Outcome(True, gap, cell=data)
     if cell.get("unfair"):

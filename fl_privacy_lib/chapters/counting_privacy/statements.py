@@ -81,7 +81,7 @@ def _smaller_than_fed_sdp() -> list[Case]:
     ]
     return table + [
         Case(
-            "smaller_in_every_population",
+            "order_of_epsilons",
             f"K = {clients}, K_t = {taking}",
             _moments(taking / clients, 6.0, 100),
             _moments(_mnist(taking), 6.0, 10_000),
@@ -155,9 +155,13 @@ def _local_sampling() -> list[Case]:
     shards = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 20)).reshape(100, 2)
     gap = class_gap(250.0 * (shards[:, :, None] == np.arange(10)).sum(1))
     cases = [
-        *((f"K = 100, K_t = {100 * share:g}", round(100 * share), 6.0) for share in SHARES),
-        # a client's own update, which types 0 and 1 read: a draw of noise for each of five examples
-        ("K = 100, K_t = 5, noise as Algorithm 2 prints it", 5, 6 * math.sqrt(5)),
+        (f"K = 100, K_t = {100 * share:g}{words}", round(100 * share), noise)
+        for words, noise in (
+            ("", 6.0),
+            # a client's own update, which types 0 and 1 read: noise drawn for each of five examples
+            (", noise as Algorithm 2 prints it", 6 * math.sqrt(5)),
+        )
+        for share in SHARES
     ]
     drawn: dict[str, Any] = {"clients": 100, "batch_sampling": "with_replacement"}
     return [
@@ -225,7 +229,7 @@ def _printed_schedules() -> list[Case]:
         for name, noise in (
             ("linear", schedules.linear(first, last, 10_000)),
             ("exponential", schedules.exponential(first, last, 10_000)),
-            ("cosine arc", schedules.cosine_arc(first, last, 10_000)),
+            ("cosine, to a floor of 0.05", schedules.cosine(first, 0.05, 10_000)),
             ("staircase", schedules.staircase(first, last, 10_000)),
         )
         for ledger in (schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove"),)

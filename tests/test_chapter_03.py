@@ -334,7 +334,6 @@ EXPECTED = {  # table entries: the cells on which they hold, of how many
     "fed_alpha_cdp.table_11": (16, 20),
 }
 REFUTED = {
-    "fed_cdp.smaller_epsilon_in_every_population",
     "fed_alpha_cdp.one_sampling_rate",
     "fed_cdp.billboard",
     "fed_cdp.local_is_global_sampling",
@@ -348,6 +347,7 @@ HELD = {
     "fed_cdp.moments_condition",
     "fed_cdp.proposition_1",
     "audit.moments_condition_elsewhere",
+    "fed_cdp.finding.order_of_epsilons",
 }
 FAILED = {"fed_cdp.one_sampling_rate", "fed_alpha_cdp.printed_schedules"}
 
@@ -385,7 +385,7 @@ def test_the_order_of_table_6_turns_round_among_10_000_clients(cases):
     found = {
         (case.setting["K"], case.setting["K_t"]): (case.found, case.claimed)
         for case in cases
-        if case.claim == "smaller_in_every_population"
+        if case.claim == "order_of_epsilons"
     }
     assert len(found) == 12
     assert {key for key, (example, client) in found.items() if example > client} == {

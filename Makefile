@@ -67,10 +67,10 @@ serve: setup ## serve the built book on this machine
 	@$(RUN) serve
 
 summary: setup ## write the claims summary into README.md
-	@$(RUN) summary
+	@$(BIN)/python -m tools.summary
 
 times: setup ## measure each chapter's run time into results/measured/run_times.csv
-	@$(RUN) times
+	@$(BIN)/python -m tools.run_times
 
 clean: ## delete what was built, and the finished points of interrupted runs (not .venv, not the records)
 	@rm -rf _build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,11 +44,6 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("chapter", nargs="?", help=CHAPTER_FORMS)
     serve = commands.add_parser("serve", help="serve the built book on this machine")
     serve.add_argument("--port", type=int, default=8000)
-    commands.add_parser("summary", help="write the claims summary into README.md")
-    times = commands.add_parser(
-        "times", help="measure each chapter's run time into results/measured/run_times.csv"
-    )
-    times.add_argument("chapters", nargs="*", help=f"{CHAPTER_FORMS}; none: all")
     return top
 
 
@@ -99,18 +94,10 @@ def _dispatch(options: argparse.Namespace) -> int:
     match options.command:
         case "serve":
             _serve(options.port)
-        case "summary":
-            from fl_privacy_lib.reproduction.tables import write_summary
-
-            write_summary()
         case "params":
             _show_parameters(options.chapter)
         case "lab":
             return _open_copy(options.chapter)
-        case "times":
-            from fl_privacy_lib.reproduction.execution import measure_times
-
-            measure_times([chapter(name) for name in options.chapters or CHAPTERS])
         case "book":
             names = sorted({name for kind in CHAPTERS.values() for name in kind.model_fields})
             if unknown := sorted(set(values) - set(names)):

@@ -13,8 +13,9 @@ from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.comparison import compare, measured
 from fl_privacy_lib.reproduction.paths import PUBLISHED, ROOT
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.tables import summary_table, values_table, with_summary
+from fl_privacy_lib.reproduction.tables import summary_table
 from fl_privacy_lib.reproduction.verdict import Status, design_effect
+from tools.summary import values_table, with_summary
 
 
 def entry(**changes):

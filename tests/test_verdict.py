@@ -30,6 +30,7 @@ from fl_privacy_lib.reproduction.verdict import (
     published_setting,
     trial_of,
 )
+from tools.summary import with_summary
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 KNOWN = {
@@ -391,7 +392,7 @@ def test_no_page_ledger_or_readme_counts_a_reduced_row(pages, tmp_path):
         0,
         0,
     ]
-    assert tables.with_summary((ROOT / "README.md").read_text()).count("| 0 | 0 |") >= 5
+    assert with_summary((ROOT / "README.md").read_text()).count("| 0 | 0 |") >= 5
     assert set(re.findall(r'class="status status-([a-z-]+)"', claims_page.whole_page())) == {
         "reduced",
         "not-run",

@@ -1,22 +1,18 @@
 """Running notebooks through papermill: parameters checked first, results whole or not at all."""
 
-import datetime
 import hashlib
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
-from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, ROOT, data_root, point_cache
+from fl_privacy_lib.reproduction.paths import ROOT, data_root
 from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.settings import Settings
 
@@ -162,65 +158,3 @@ def _say_what_changed(path: Path, changes: str) -> None:
     )
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(text))
     write_atomically(path, nbformat.writes(notebook).encode())
-
-
-def measure_times(
-    chapters: Iterable[type[Settings]], path: Path = MEASURED / "run_times.csv"
-) -> None:
-    """Execute chapters at `smoke` and `quick`, nothing cached; write each one's rows at its end.
-
-    Parameters
-    ----------
-    chapters : their settings classes. The rows of others stay.
-    """
-    import pandas as pd
-
-    from fl_privacy_lib.reproduction.records import other_rows, write_table
-
-    for kind in chapters:
-        rows: list[Any] = other_rows(path, "chapter", [kind.notebook[:2]])
-        rows += [_time_chapter(kind, profile) for profile in ("smoke", "quick")]
-        rows.sort(key=lambda row: (str(row["chapter"]), row["profile"] != "smoke"))
-        write_table(path, pd.DataFrame(rows))
-
-
-def _time_chapter(kind: type[Settings], profile: str) -> dict[str, object]:
-    from fl_privacy_lib.reproduction.devices import device_name, pick_device
-
-    notebook, number = kind.notebook, kind.notebook[:2]
-    settings = resolved(kind.of_profile(profile))
-    shutil.rmtree(point_cache(number), ignore_errors=True)
-    started, done = time.perf_counter(), threading.Event()
-    with ThreadPoolExecutor() as pool:
-        peak = pool.submit(_peak_memory, done)
-        try:
-            execute(settings, BUILD / "timing" / f"{notebook}.ipynb")
-        finally:
-            done.set()
-    seconds = time.perf_counter() - started
-    report_progress(f"{notebook} {profile}: {seconds:.0f} s, {peak.result()} MiB")
-    return {
-        "chapter": number,
-        "profile": profile,
-        "data": getattr(settings, "dataset", "none"),
-        "seconds": f"{seconds:.0f}",
-        "peak_mib": peak.result(),
-        "device": device_name(pick_device("auto")),
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def _peak_memory(done: threading.Event) -> int:
-    """Return the most MiB that this process and its children hold together until `done` is set."""
-    import psutil
-
-    me, peak = psutil.Process(), 0
-    while not done.wait(0.5):
-        total = 0
-        for process in (me, *me.children(recursive=True)):
-            with suppress(psutil.Error):  # it has just ended
-                memory = process.memory_full_info()
-                # shared pages once, where the system can tell
-                total += getattr(memory, "pss", memory.rss)
-        peak = max(peak, total)
-    return peak // 2**20

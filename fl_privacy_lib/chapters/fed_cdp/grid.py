@@ -17,12 +17,7 @@ from fl_privacy_lib.chapters.fed_cdp.parameters import FedCdp
 from fl_privacy_lib.chapters.fed_cdp.rates import RATES, Recorded, with_rate
 from fl_privacy_lib.chapters.fed_cdp.utility import Utility, utility_values
 from fl_privacy_lib.reproduction.experiment import Result, Row
-from fl_privacy_lib.reproduction.experiments.searching import (
-    Cell,
-    judged,
-    row_of,
-    searches,
-)
+from fl_privacy_lib.reproduction.experiments.searching import Cell, judged, row_of, searches
 from fl_privacy_lib.reproduction.experiments.setups import PAPER, setup_of
 from fl_privacy_lib.reproduction.experiments.spending import TENSORS
 from fl_privacy_lib.reproduction.experiments.training import (
@@ -192,11 +187,10 @@ def strongest_case(settings: FedCdp, dataset: str) -> list[Cell]:
 
     With the code's scaling also what else stands in its scripts.
     """
-    sizes: dict[str, Any] = {"clients": 1000, "participants": 100, "noise_scale": CODE_NOISE}
+    sizes = {"clients": 1000, "participants": 100, "seeds": settings.seeds}
+    cell = partial(training, settings, dataset, noise_scale=CODE_NOISE, **sizes)
     arms = [("fed_cdp", "code"), ("fed_cdp", "printed"), *((method, "code") for method in MOVED)]
-    return [
-        Cell(training(settings, dataset, *arm, seeds=settings.seeds, **sizes), {}) for arm in arms
-    ]
+    return [Cell(cell(*arm), {}) for arm in arms]
 
 
 def noise(pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str) -> list[Cell]:

@@ -234,8 +234,7 @@ def middle_gradient(m, size):
     """Write an example's gradient of the middle, from what is listed by tile."""
     values, channels, packed = at(m.tile_values, 0), at(m.tile_channels, 0), at(m.tile_counts, 0)
     weights, side, row = at(m.weights, m.begins[1]), (size - 2) // 2, size * FIRST
-    for i in range(0, size * row, W):
-        store(m.middle_gradient, i, v.spread(0.0))
+    m.middle_gradient[:] = 0
     for ci in range(0, FIRST, W):
         part = ci // HALF * PART + ci % HALF
         for tile in range(side * side):

@@ -59,13 +59,6 @@ def combine(out, factors, stride, vectors, row, count, width):
 
 
 @inner
-def clear(out, count):
-    """Set `count` (a multiple of 16) numbers to zero."""
-    for i in range(0, count, W):
-        store(out, i, spread(0.0))
-
-
-@inner
 def length(values, count):
     """Return a norm, summed in double precision: the square of a small number would be lost."""
     square = 0.0
@@ -128,7 +121,7 @@ def backward(m, shape, examples, norms):
             g = at(m.gradients[b], m.places[layer + 1])
             norms[b, convs + layer] = math.sqrt(dot(h, h, row)) * length(g, outputs)
             if layer + convs > 0:
-                clear(back, row)
+                m.gradients[b, m.places[layer] : m.places[layer] + row] = 0
                 combine(back, g, 1, at(m.weights, m.begins[convs + layer]), row, outputs, row)
                 for i in range(row):
                     back[i] = 0.0 if h[i] == 0 else back[i]  # ReLU, and the padding
@@ -216,7 +209,7 @@ def run(shape, m, iterations, phases, over_all, rate, batch_size):
         if phases & FORWARD and convs:
             convolutions.transformed_weights(at(m.weights, m.begins[1]), m.tiles, m.transformed)
         if phases & STEP:
-            clear(m.sums, len(m.sums))
+            m.sums[:] = 0
         begin, end = m.ends[iteration], m.ends[iteration + 1]
         for first in range(begin, end, SLICE):
             examples = m.positions[first : min(first + SLICE, end)]

@@ -204,12 +204,9 @@ middle … channel_counts : what lies between the convolutions' steps, see `conv
 """
 
 
-def aligned(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    """Return zeros that begin at a multiple of 64 bytes, as a cache line does."""
-    size = prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
+def aligned(*shape: int, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """Return zeros that begin at a multiple of 64 bytes, as a cache line does: torch's all do."""
+    return torch.zeros(shape, dtype=dtype).numpy()
 
 
 def memory_of(network: Network, weights: Parameters, examples: Examples) -> Memory:
@@ -240,19 +237,19 @@ def memory_of(network: Network, weights: Parameters, examples: Examples) -> Memo
         inputs=aligned(SLICE, sum(rows)),
         gradients=aligned(SLICE, sum(rows)),
         middle=aligned(SLICE, middle),
-        marks=aligned(SLICE, middle, dtype=np.uint8),
-        feature_marks=aligned(SLICE, tiles * SECOND, dtype=np.uint8),
+        marks=aligned(SLICE, middle, dtype=torch.uint8),
+        feature_marks=aligned(SLICE, tiles * SECOND, dtype=torch.uint8),
         middle_gradient=aligned(middle),
         convolutions=aligned(SLICE, begins[2 if tiles else 0]),
         transformed=aligned(16, FIRST, SECOND),
         tiles=aligned(16, ROWS, FIRST),
         outputs=aligned(16, ROWS, SECOND),
         tile_values=aligned(tiles, 5, SECOND),
-        tile_channels=aligned(tiles, 5, SECOND, dtype=np.int32),
-        tile_counts=aligned(tiles, dtype=np.int64),
+        tile_channels=aligned(tiles, 5, SECOND, dtype=torch.int32),
+        tile_counts=aligned(tiles, dtype=torch.int64),
         channel_values=aligned(SECOND, tiles),
-        channel_patches=aligned(SECOND, tiles, dtype=np.int32),
-        channel_counts=aligned(SECOND, dtype=np.int32),
+        channel_patches=aligned(SECOND, tiles, dtype=torch.int32),
+        channel_counts=aligned(SECOND, dtype=torch.int32),
     )
     network.pack(weights, memory.start)
     return memory

@@ -8,6 +8,7 @@ import hashlib
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,10 @@ def folder() -> Path:
     name = hashlib.blake2b(sources + repr(cpu).encode(), digest_size=10).hexdigest()
     for base in (Path.home() / ".cache", Path(tempfile.gettempdir())):
         path = base / "fl-privacy-lib" / name
-        try:
+        with suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
             (path / ".writable").touch()
-        except OSError:
-            continue
-        return path
+            return path
     return Path(tempfile.mkdtemp())
 
 

@@ -187,10 +187,9 @@ def strongest_case(settings: FedCdp, dataset: str) -> list[Cell]:
 
     With the code's scaling also what else stands in its scripts.
     """
-    sizes = {"clients": 1000, "participants": 100, "seeds": settings.seeds}
-    cell = partial(training, settings, dataset, noise_scale=CODE_NOISE, **sizes)
+    cell = partial(training, settings, dataset, clients=1000, participants=100)
     arms = [("fed_cdp", "code"), ("fed_cdp", "printed"), *((method, "code") for method in MOVED)]
-    return [Cell(cell(*arm), {}) for arm in arms]
+    return [Cell(cell(*arm, noise_scale=CODE_NOISE, seeds=settings.seeds), {}) for arm in arms]
 
 
 def noise(pairs: tuple[tuple[int, float], ...], settings: FedCdp, dataset: str) -> list[Cell]:

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction import checks, claims
+from fl_privacy_lib.reproduction import checks, claims, comparison
 from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.comparison import compare, measured
 from fl_privacy_lib.reproduction.paths import PUBLISHED, ROOT
@@ -383,7 +383,7 @@ def test_a_cost_is_compared_as_a_ratio(tmp_path):
         )
 
 
-def test_a_number_that_lies_within_chance_of_what_it_has_to_be_at_most_decides_nothing(tmp_path):
+def test_a_number_that_lies_within_chance_of_its_bound_decides_nothing(tmp_path):
     """Four repetitions, 1 ± 0.2: half the 95 % interval is 3.182 · 0.1 = 0.318."""
     ratio = "ratio_to_fed_cdp"
     row = {"dataset": "mnist", "method": "fed_cdp_decay", "engine": "as_written", "metric": ratio,
@@ -397,6 +397,29 @@ def test_a_number_that_lies_within_chance_of_what_it_has_to_be_at_most_decides_n
         most = {"check": "at_most", "metric": ratio, "bound": bound}
         (outcome,) = checks.check(most, "fed_cdp/table_3", frame)
         assert outcome.held is held, bound
+        (least,) = checks.check(most | {"check": "shown"}, "fed_cdp/table_3", frame)
+        assert least.held is (None if held is None else not held), bound
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "held"),
+    [
+        (0.95, 0.01, True),
+        (0.90, 0.03, True),
+        (0.80, 0.15, True),  # two deviations are .30, a third of .949 is .316
+        (0.80, 0.16, None),  # .32: hardly a number would have missed it
+        (0.50, 0.16, False),  # but this one does
+    ],
+)
+def test_a_spread_that_hardly_a_number_would_miss_decides_nothing(mean, std, held):
+    printed = {
+        "value": "0.949",
+        "unit": "fraction",
+        "metric": "accuracy",
+        "measured_as": "accuracy",
+    }
+    cell = {"accuracy": mean, "accuracy_std": std}
+    assert comparison._outcome(printed, cell, True).held is held
 
 
 def test_a_setting_with_the_name_of_a_metric_answers_for_no_published_value():

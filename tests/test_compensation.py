@@ -737,6 +737,25 @@ def test_the_federation_is_the_papers():
     assert not ({"per_client", "on_aggregate"} & set(defense._filled())) and len(test[1])
 
 
+def test_convnet_trains_narrow_and_short(monkeypatch):
+    """Table II's arms with σ on the gradient; none could be taken for the published setting."""
+    arms = [a for a in grid.trainings(FULL, "mnist", "gia") if a.network != "attacked_lenet"]
+    assert [(a.method, a.repair) for a in arms] == [
+        ("non_private", "not_applicable"), ("risk_compensation", "right_variance"),
+        ("risk_compensation", "no_repair"), ("gc", "not_applicable"),
+        ("dp_gaussian", "not_applicable"), ("dp_laplace", "not_applicable")]  # fmt: skip
+    assert {(a.network, a.plan.rounds, a.seeds) for a in arms} == {("convnet_16", 200, 1)}
+    digits = load_cached("digits", train_only=False)
+    larger = {f"{part}_x": np.kron(getattr(digits, f"{part}_x"), np.ones((1, 1, 2, 2), np.float32))
+              for part in ("train", "validation")}  # fmt: skip
+    monkeypatch.setattr(training, "load_cached", lambda *_, **__: replace(digits, **larger))
+    plan = replace(arms[1].plan, rounds=1, participants=1)
+    one = replace(arms[1], plan=plan, root_dataset_size=2)
+    (model, *_), _ = one.scene(0, CPU)
+    assert [m.out_channels for m in model if isinstance(m, torch.nn.Conv2d)][:2] == [16, 32]
+    assert 0 <= training.train(one, CPU)["accuracy"][0] <= 1
+
+
 def test_undefended_training_is_the_loop_written_out():
     """Two epochs of a whole client's data each, and the mean of ten updates, by autograd."""
     (model, (x, y), split, plan, defense), _ = federated("non_private", rounds=2).scene(3, CPU)

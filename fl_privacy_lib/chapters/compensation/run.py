@@ -16,7 +16,7 @@ from fl_privacy_lib.chapters.compensation.training import Federated, Rounds, tim
 from fl_privacy_lib.defenses.descent import Descent
 from fl_privacy_lib.reproduction.experiment import Experiment, Part, Result, Row
 
-TRAINED = {"dga": ("mnist", "fashion_mnist"), "gia": ("mnist",)}
+TRAINED = {"dga": ("mnist", "fashion_mnist"), "gia": ("mnist", "fashion_mnist")}
 """Attack whose γ it is → data sets of the trainings; those on CIFAR-10 ask for a GPU."""
 TABLES: dict[str, Any] = {"table_2": grid.table_2, "adaptive": grid.adaptive} | {
     f"table_3{panel}": partial(grid.table_3, f"table_3{panel}") for panel in "abce"

@@ -9,10 +9,10 @@ from federated_scenes import plan_of as small_plan
 from federated_scenes import setting
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_compiled import RULES
+from test_compiled import RULES, following
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses import Defense, fed_cdp, non_private
+from fl_privacy_lib.defenses import fed_cdp, non_private
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated.local_steps import MOMENTUM, local_steps
 
@@ -84,14 +84,8 @@ def test_the_compiled_engine_takes_the_same_steps(name, optimizer):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_that_follow_norms_meet_momentum(rule):
-    stage = RULES[rule]
-    quantile = (
-        {"on_aggregate": stage.rule, "initial_state": stage.rule.start}
-        if rule == "quantile"
-        else {}
-    )
     plan = plan_of(1, batch_size=9, local_iterations=3, local_optimizer="momentum")
-    agrees("small", plan, Defense(rule, stage, **quantile))
+    agrees("small", plan, following(rule))
 
 
 @pytest.mark.parametrize("engine", ["compiled", "generic"])

@@ -9,11 +9,7 @@ from fl_privacy_lib.defenses import Gradient
 from fl_privacy_lib.sampling import Plan
 
 MOMENTUM = 0.9  # of a commented line of the released code
-FIRST, SECOND, TINY = (
-    0.9,
-    0.999,
-    1e-8,
-)  # Adam's usual rates of decay, and what it divides by besides
+FIRST, SECOND, TINY = 0.9, 0.999, 1e-8  # Adam's usual decays, and what it divides by besides
 
 
 def local_steps(plan: Plan, update: Gradient) -> Callable[[Gradient], None]:

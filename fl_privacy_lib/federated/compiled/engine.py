@@ -64,33 +64,34 @@ class CompiledEngine:
         memory = with_batches(self.memory, batches, state)
         memory.weights[:], memory.update[:] = memory.start, 0
         memory.bounds[:], memory.stds[:] = form.bound, form.std
-        if plan.local_optimizer == "sgd" and not form.needs_norms:
-            self._run(memory, len(batches), kernel.EVERY, form, float(plan.local_lr))
+        by_kernel = plan.local_optimizer == "sgd"  # else it adds up a gradient, for the optimiser
+        if by_kernel and not form.needs_norms:
+            self._run(memory, len(batches), kernel.EVERY, form)
         else:
-            total = torch.zeros(len(memory.update))
-            step = local_steps(plan, {"": total})
+            step = local_steps(plan, {"": torch.from_numpy(memory.update)})
             for i, batch in enumerate(batches):
-                memory.update[:] = 0  # takes up the gradient
-                part = memory._replace(ends=memory.ends[i:])
+                taken = memory.update if by_kernel else np.zeros_like(memory.update)
+                part = memory._replace(ends=memory.ends[i:], update=taken)
                 if form.needs_norms:
                     self._iterate(part, i, batch, form, ctx)
                 else:
                     self._run(part, 1, kernel.EVERY, form)
-                step({"": torch.from_numpy(memory.update)})
-                memory.weights[:] = memory.start + total.numpy()
-            memory.update[:] = total
+                if not by_kernel:
+                    step({"": torch.from_numpy(taken)})
+                    memory.weights[:] = memory.start + memory.update
         if not form.needs_norms:
             self._note_norms(memory, len(batches) - 1, batches[-1], ctx, form.scope is not None)
         return self.network.unpack(memory.update)
 
-    def _run(
-        self, memory: Memory, iterations: int, phases: int, form: Form, rate: float = -1.0
-    ) -> None:
+    def _run(self, memory: Memory, iterations: int, phases: int, form: Form) -> None:
         """Run the kernel; at the rate −1 a step adds its gradient to the update."""
         from fl_privacy_lib.federated.compiled import kernel
 
-        size, over_all = self.plan.batch_size, form.scope == "all"
-        kernel.run(self.network.form, memory, iterations, phases, over_all, rate, size)
+        rate = float(self.plan.local_lr) if self.plan.local_optimizer == "sgd" else -1.0
+        kernel.run(
+            self.network.form, memory, iterations, phases, form.scope == "all", rate,
+            self.plan.batch_size,
+        )  # fmt: skip
 
     def _iterate(
         self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext

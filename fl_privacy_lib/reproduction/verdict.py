@@ -61,7 +61,8 @@ def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -
 
     Two standard deviations over seeds, one unit of the last printed digit, or 0.01 for a fraction,
     whichever is more. An ε may be 0.1 % off, a round at which a budget is spent not at all, a ratio
-    of times by `RATIO_FACTOR`.
+    of times by `RATIO_FACTOR`. An agreement counts only where two deviations are at most a third of
+    the printed value, see `comparison.NO_FAILURE`.
 
     Parameters
     ----------

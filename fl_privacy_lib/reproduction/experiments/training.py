@@ -33,7 +33,7 @@ from fl_privacy_lib.reproduction.experiments.watching import (
 )
 from fl_privacy_lib.reproduction.loading import load_cached
 from fl_privacy_lib.reproduction.records import point_path
-from fl_privacy_lib.sampling import Plan
+from fl_privacy_lib.sampling import LocalOptimizer, Plan
 
 READINGS = ("printed", "code", "as_coded", "not_applicable")
 """Where noise of which size enters; without noise, none applies.
@@ -48,9 +48,13 @@ DECAYS = {
     "fed_cdp_decay_exponential": "exponential",
     "fed_cdp_decay_cyclic": "cyclic",
 }
-MOVED = ("fed_cdp_momentum", "fed_cdp_adam", "fed_cdp_models")
-"""Fed-CDP with what stands in its released code besides: as comments two optimisers, and K_t models
-that are summed and divided by K_t − 1."""
+MOVED: dict[str, LocalOptimizer] = {
+    "fed_cdp_momentum": "momentum",
+    "fed_cdp_adam": "adam",
+    "fed_cdp_models": "sgd",
+}
+"""Fed-CDP with what stands in its released code besides → what takes the local steps: as comments
+two optimisers, and K_t models that are summed and divided by K_t − 1."""
 METHODS = ("non_private", *SDP, "fed_cdp", *DECAYS, *MOVED, "median_clip", "dssgd")
 DSSGD_SHARE = 0.1  # of the coordinates; the paper prints none
 FOLDS = 10  # a tenth is held out for a search; of small data a fifth
@@ -153,14 +157,10 @@ class Training:
     def plan(self, seed: int, rounds: int | None = None) -> Plan:
         """Return the plan of one seed's training."""
         k = self.participants
-        moved: dict[str, Any] = {
-            "fed_cdp_momentum": {"local_optimizer": "momentum"},
-            "fed_cdp_adam": {"local_optimizer": "adam"},
-            "fed_cdp_models": {"weight_factor": k / max(k - 1, 1)},
-        }
         return Plan(
             self.clients, k, rounds or self.rounds, self.local_iterations, self.batch_size,
-            local_lr=self.local_lr, seed=seed, **moved.get(self.method, {}),
+            local_lr=self.local_lr, seed=seed, local_optimizer=MOVED.get(self.method, "sgd"),
+            weight_factor=k / max(k - 1, 1) if self.method == "fed_cdp_models" else 1.0,
         )  # fmt: skip
 
 

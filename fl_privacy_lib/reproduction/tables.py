@@ -237,7 +237,7 @@ def claims_table(chapter: str | None = None) -> Table:
                 entry["statement"],
                 in_words(entry["test"]) if "test" in entry else "—",
                 Badge(outcome.status, str(outcome)),
-                "; ".join(part for part in (outcome.note, *outcome.beside) if part) or "—",
+                "; ".join(p.rstrip(".") for p in (outcome.note, *outcome.beside) if p) or "—",
             ])  # fmt: skip
     return Table(["where", "claim, in our words", "test", "verdict", "note"], rows)
 

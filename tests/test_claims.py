@@ -281,6 +281,14 @@ def test_every_claim_that_does_not_hold_says_why():
             assert outcome.note, claim["id"]
 
 
+def test_a_reduced_setting_is_one_of_sizes_and_not_of_the_reading():
+    for claim in claims.load_claims():
+        if claims.verdict(claim).status == "reduced setting":
+            rows = measured(claim["table"])
+            rows = rows[rows["at_setting"].astype(bool)]
+            assert comparison.select(rows, claim["rows"]).empty, claim["id"]
+
+
 def test_a_claim_about_all_data_sets_says_which_are_recorded(tmp_path):
     row = {
         "dataset": "cancer_z",

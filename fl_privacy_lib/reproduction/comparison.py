@@ -51,11 +51,11 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame(columns=["metric", *JUDGED])
     rows = pd.concat(parts, ignore_index=True).fillna("") if len(parts) > 1 else parts[0]
-    judged = pd.Series(True, index=rows.index)
-    for column, allowed in next(iter(trial.get("readings", {}).values()), {}).items():
-        judged &= rows[column].isin([str(value) for value in allowed])
+    reading: dict[str, Any] = next(iter(trial.get("readings", {}).values()), {})
     rows = rows.assign(
-        record=table, at_setting=at_setting(rows, published_setting(table)), judged=judged
+        record=table,
+        at_setting=at_setting(rows, published_setting(table)),
+        judged=rows.index.isin(select(rows, reading).index),
     )
     if "readings" not in trial:
         return rows.assign(unfair="", learns=True)

@@ -20,6 +20,10 @@ ifndef NB
 $(foreach goal,$(filter run params lab record,$(MAKECMDGOALS)),$(error name a chapter, for example make $(goal) NB=01))
 endif
 
+ifeq ($(origin NB),command line)
+$(foreach goal,$(filter-out run params lab record,$(MAKECMDGOALS)),$(error make $(goal) is not about one chapter: leave NB out))
+endif
+
 setup: $(VENV)/.ready ## create .venv and install everything (once; 8 GB of disk, 1 to 5 minutes)
 
 $(VENV)/.ready: requirements.lock pyproject.toml

@@ -313,6 +313,18 @@ def test_a_recording_refuses_a_parameter_that_changes_none_of_its_points(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_recording_refuses_another_seed_and_a_misspelt_data_set(tmp_path):
+    plain = ThreatTypes.of_profile("smoke", dataset="digits")
+    for change, message in (
+        ({"seed": 7}, "records have seed = 0: give seed = 7 to a run"),
+        ({"dataset": "digit"}, r"dataset = 'digit' is not one of .* \(did you mean digits\?\)"),
+    ):
+        changed = plain.model_copy(update=change)
+        with pytest.raises(InputError, match=message):
+            experiment.record(run.EXPERIMENT, changed, "fed_cdp/table_7", tmp_path, plain)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("chapter", ["02", "05", "06"])
 def test_what_a_search_or_a_record_has_to_decide_first_refuses_no_parameter(
     chapter, tmp_path, monkeypatch

@@ -200,9 +200,11 @@ def record(
     Raises
     ------
     InputError
-        If there is no such part, none of its data sets is here, or a changed setting changes no
-        point.
+        If there is no such part, none of its data sets is here, the seed is another, or a changed
+        setting changes no point.
     """
+    if plain is not None and settings.seed != plain.seed:  # its rows would count as further cells
+        raise InputError(f"records have seed = {plain.seed}: give seed = {settings.seed} to a run.")
     device = CPU if experiment.on_cpu else pick_device(settings.device)
     parts = experiment.parts(settings, folder)
     wanted = _wanted(parts, only, device)
@@ -224,13 +226,15 @@ def record(
         here = here_of(part.datasets)
         return here, part.rows(here) if here or not part.datasets else []
 
-    changed = vars(settings).items() - vars(plain or settings).items()
-    changed = {(name, value) for name, value in changed if name not in FREE}
+    changed = {
+        (name, value)
+        for name, value in vars(settings).items() - vars(plain or settings).items()
+        if name not in FREE
+    }
     mine = _cells(wanted, begin) if changed else []
     for name, value in sorted(changed):
-        usual = settings.model_copy(update={name: getattr(plain, name)})
-        without = _wanted(experiment.parts(usual, folder), only, device)
-        if mine and mine == _cells(without, begin):
+        usual = experiment.parts(settings.model_copy(update={name: getattr(plain, name)}), folder)
+        if mine and mine == _cells(_wanted(usual, only, device), begin):
             raise InputError(
                 f"{name} = {value} changes nothing that chapter {experiment.chapter} records here: "
                 f"leave it out, or give it to a run: make run NB={experiment.chapter} "

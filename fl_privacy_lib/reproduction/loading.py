@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from fl_privacy_lib._checks import one_of
 from fl_privacy_lib.data import DATASETS, Dataset, available, load
 from fl_privacy_lib.reproduction.paths import data_root, decoded_cache
 from fl_privacy_lib.reproduction.progress import report_progress
@@ -29,9 +30,17 @@ def content_of(dataset: str) -> dict[str, object]:
 
 
 def only_available(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the data sets whose files are there; the others are named in a line of progress."""
+    """Return the data sets whose files are there; the others are named in a line of progress.
+
+    Raises
+    ------
+    InputError
+        If there is no such data set.
+    """
     names, root = list(names), data_root()
-    there = [n for n in names if n.startswith("npz:") or (n in DATASETS and available(n, root))]
+    for name in names:
+        one_of([*DATASETS, *(n for n in names if n.startswith("npz:"))], dataset=name)
+    there = [n for n in names if n.startswith("npz:") or available(n, root)]
     if missing := [name for name in names if name not in there]:
         report_progress(f"not recorded, their files are not in {root}: {', '.join(missing)}")
     return tuple(there)

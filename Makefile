@@ -16,12 +16,11 @@ help: ## show this list
 STRAY := $(strip $(foreach v,$(filter-out NB PROFILE P PYTHON,$(.VARIABLES)),$(if $(filter command,$(origin $v)),$v=$($v))))
 $(if $(STRAY),$(error write parameters inside P, not beside it: P="$(STRAY)"))
 
+OF_A_CHAPTER := run params lab record
 ifndef NB
-$(foreach goal,$(filter run params lab record,$(MAKECMDGOALS)),$(error name a chapter, for example make $(goal) NB=01))
-endif
-
-ifeq ($(origin NB),command line)
-$(foreach goal,$(filter-out run params lab record,$(MAKECMDGOALS)),$(error make $(goal) is not about one chapter: leave NB out))
+$(foreach goal,$(filter $(OF_A_CHAPTER),$(MAKECMDGOALS)),$(error name a chapter, for example make $(goal) NB=01))
+else ifeq ($(origin NB),command line)
+$(foreach goal,$(filter-out $(OF_A_CHAPTER),$(MAKECMDGOALS)),$(error make $(goal) is not about one chapter: leave NB out))
 endif
 
 setup: $(VENV)/.ready ## create .venv and install everything (once; 8 GB of disk, 1 to 5 minutes)

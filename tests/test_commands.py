@@ -133,6 +133,14 @@ def test_a_word_beside_p_is_not_dropped_in_silence():
     assert done.returncode and 'P="dataset=digits"' in done.stderr
 
 
+def test_a_chapter_is_not_dropped_in_silence():
+    done = subprocess.run(
+        ["make", "book", "NB=05"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "make book is not about one chapter" in done.stderr
+    assert "setting up" not in done.stdout
+
+
 @pytest.mark.parametrize("command", ["run", "params", "lab", "record"])
 def test_a_command_without_a_chapter_says_how_to_name_one(command, capsys):
     assert main([command]) == 2
@@ -320,8 +328,9 @@ def test_a_recording_refuses_another_seed_and_a_misspelt_data_set(tmp_path):
         ({"dataset": "digit"}, r"dataset = 'digit' is not one of .* \(did you mean digits\?\)"),
     ):
         changed = plain.model_copy(update=change)
-        with pytest.raises(InputError, match=message):
-            experiment.record(run.EXPERIMENT, changed, "fed_cdp/table_7", tmp_path, plain)
+        for only in ("fed_cdp/table_7", None):
+            with pytest.raises(InputError, match=message):
+                experiment.record(run.EXPERIMENT, changed, only, tmp_path, plain)
     assert not list(tmp_path.iterdir())
 
 

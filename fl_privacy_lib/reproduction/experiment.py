@@ -25,6 +25,7 @@ import torch
 
 from fl_privacy_lib._checks import InputError, nearest
 from fl_privacy_lib.accounting.conventions import DELTA
+from fl_privacy_lib.data import available
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.loading import content_of, only_available
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
@@ -205,6 +206,8 @@ def record(
     """
     if plain is not None and settings.seed != plain.seed:  # its rows would count as further cells
         raise InputError(f"records have seed = {plain.seed}: give seed = {settings.seed} to a run.")
+    if (named := getattr(settings, "dataset", "auto")) != "auto":
+        available(named, data_root())  # refuses a misspelt name
     device = CPU if experiment.on_cpu else pick_device(settings.device)
     parts = experiment.parts(settings, folder)
     wanted = _wanted(parts, only, device)
@@ -214,7 +217,6 @@ def record(
             f"chapter {experiment.chapter} records no {only!r}{nearest(str(only), known)}; it "
             f"records {', '.join(known)}. The book's page on claims names each table's command."
         )
-    named = getattr(settings, "dataset", "auto")
 
     @cache  # a data set that is not here is named once
     def here_of(datasets: tuple[str, ...]) -> tuple[str, ...]:
@@ -226,11 +228,8 @@ def record(
         here = here_of(part.datasets)
         return here, part.rows(here) if here or not part.datasets else []
 
-    changed = {
-        (name, value)
-        for name, value in vars(settings).items() - vars(plain or settings).items()
-        if name not in FREE
-    }
+    changed = vars(settings).items() - vars(plain or settings).items()
+    changed = {(name, value) for name, value in changed if name not in FREE}
     mine = _cells(wanted, begin) if changed else []
     for name, value in sorted(changed):
         usual = experiment.parts(settings.model_copy(update={name: getattr(plain, name)}), folder)

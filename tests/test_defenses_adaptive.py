@@ -174,6 +174,20 @@ def test_an_empty_batch_has_the_least_level(rule):
     assert of_std(noisy["w"], floor) if floor else not noisy["w"].any()
 
 
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [("factors", {"level": "bound"}), ("levels", {"clip": Clip(1.0)})],
+)
+def test_a_rule_that_changes_what_it_does_has_to_name_anew_what_holds(method, named):
+    changed = {method: lambda self, norms, ctx: norms}
+    missing = "clip" if method == "factors" else "level"
+    with pytest.raises(InputError, match=f"Swollen has {method} of its own.*name {missing} anew"):
+        type("Swollen", (LargestNorm,), changed | named)
+    type("Swollen", (LargestNorm,), changed | {missing: getattr(LargestNorm, missing)})
+    noted = {"__annotations__": {missing: "Any"}}  # a field without a default is a name, too
+    type("Swollen", (LargestNorm,), changed | noted)
+
+
 # --- quantiles
 
 

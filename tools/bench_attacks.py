@@ -29,7 +29,8 @@ from fl_privacy_lib.metrics import success
 from fl_privacy_lib.models import build, parameters_of
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, decoded_cache
 from fl_privacy_lib.reproduction.progress import report_progress
-from fl_privacy_lib.reproduction.records import other_rows, write_table
+from fl_privacy_lib.reproduction.records import write_table
+from tools.rows import other_rows
 
 DATASETS = ("mnist", "cifar10")  # 28 × 28 and 32 × 32 × 3
 WANTED = {("mnist", 32): 5.0, ("mnist", 128): 6.0, ("cifar10", 32): 3.5, ("cifar10", 128): 4.2}

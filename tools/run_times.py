@@ -23,8 +23,9 @@ from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.execution import execute, resolved
 from fl_privacy_lib.reproduction.paths import BUILD, MEASURED, point_cache
 from fl_privacy_lib.reproduction.progress import report_progress
-from fl_privacy_lib.reproduction.records import other_rows, write_table
+from fl_privacy_lib.reproduction.records import write_table
 from fl_privacy_lib.reproduction.settings import Settings
+from tools.rows import other_rows
 
 
 def measure_times(names: list[str], path: Path = MEASURED / "run_times.csv") -> None:

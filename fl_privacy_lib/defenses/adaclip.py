@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,6 +40,7 @@ class AdaClip(Rule, Stage):
 
     clip_norm: float = 4.0
     scope: str = "all"
+    level: ClassVar[str] = "bound"
 
     def __post_init__(self) -> None:
         Clip(self.clip_norm, self.scope)  # checks both
@@ -96,9 +97,10 @@ class AdaClip(Rule, Stage):
         new_means, new_spreads = {}, {}
         for name, g in noisy.items():
             variance = (g - means[name]).square() - (std * b[name]).square()
-            variance = variance.clamp(FLOOR, CEILING)
             new_means[name] = beta * means[name] + (1 - beta) * g
-            new_spreads[name] = (gamma * spreads[name].square() + (1 - gamma) * variance).sqrt()
+            new_spreads[name] = (
+                gamma * spreads[name].square() + (1 - gamma) * variance.clamp(FLOOR, CEILING)
+            ).sqrt()
         ctx.state[MOMENTS] = (new_means, new_spreads)
 
 

@@ -28,19 +28,31 @@ class Rule:
 
     Attributes
     ----------
-    clip : a bound known beforehand, or None
+    clip : a bound known beforehand, to which all norms keep behind `factors`, or None
     level : what S is, see `stage.Noise`
     count_scale : standard deviation of the noise on the counts that it reports; None: it reports
         none
 
     Notes
     -----
-    All methods take the norms before clipping: tensors [clients, batch], by name.
+    All methods take the norms before clipping: tensors [clients, batch], by name. A rule with
+    `factors` or `levels` of its own names anew what holds of them, its `clip` or `level`.
     """
 
     clip: Clip | None
     level: ClassVar[str] = "bound"
     count_scale: float | None = None
+
+    def __init_subclass__(cls) -> None:
+        for does, says in (("factors", "clip"), ("levels", "level")):
+            if does in vars(cls) and says not in {
+                *vars(cls),
+                *vars(cls).get("__annotations__", ()),
+            }:
+                raise InputError(
+                    f"the rule {cls.__name__} has {does} of its own, of which the inherited {says} "
+                    f"need not be true: name {says} anew, since proofs rest on it."
+                )
 
     def factors(self, norms: Gradient, ctx: Any) -> Gradient:
         """Return what each example's tensors are multiplied with, [clients, batch]."""
@@ -179,6 +191,7 @@ class QuantileNorm(Rule, Stage):
     rate: float = 0.2
     count_scale: float = 10.0
     summed: bool = False
+    level: ClassVar[str] = "bound"
 
     def __post_init__(self) -> None:
         positive(rate=self.rate)

@@ -80,14 +80,6 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_atomically(path, table.to_csv(index=False, lineterminator="\n").encode())
 
 
-def other_rows(path: Path, column: str, measured: Iterable[str]) -> list[dict[Any, Any]]:
-    """Return a table's rows whose `column` is not in `measured`, as text; none without a table."""
-    if not path.exists():
-        return []
-    table = pd.read_csv(path, dtype=str)
-    return table[~table[column].isin(list(measured))].to_dict("records")
-
-
 def recorded_rows(path: Path, key: Iterable[str]) -> pd.DataFrame:
     """Return all rows of a record, none without a file: keys as text, `mean` and `std` as numbers.
 

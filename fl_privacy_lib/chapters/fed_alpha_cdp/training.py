@@ -145,6 +145,7 @@ class NotedNorm(LargestNorm):
     """The ℓ2-max rule, which keeps every S, a row for each iteration of some clients."""
 
     noted: list[np.ndarray] = field(default_factory=list, compare=False, repr=False)
+    level: ClassVar[str] = LargestNorm.level
 
     def levels(self, norms: Gradient, ctx: Any) -> Gradient:
         """Return S, [clients]."""

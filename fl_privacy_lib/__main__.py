@@ -118,8 +118,7 @@ def _dispatch(options: argparse.Namespace) -> int:
             settings = kind.of_profile(options.profile, **values)
             from fl_privacy_lib.reproduction.experiment import record
 
-            plain = kind.of_profile(options.profile)
-            record(experiment(kind), settings, options.only, plain=plain)
+            record(experiment(kind), settings, options.only, plain=kind.of_profile(options.profile))
     return 0
 
 

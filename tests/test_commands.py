@@ -177,11 +177,28 @@ def executed(monkeypatch, tmp_path):
     monkeypatch.setattr(execution, "execute", execute)
 
 
-def test_a_run_with_other_parameters_says_so_in_its_first_cell(executed):
-    plain, other = (execution.run(FedSel, "quick", p) for p in ({}, {"epsilon": "2"}))
-    assert nbformat.read(plain, nbformat.NO_CONVERT).cells == []
-    (cell,) = nbformat.read(other, nbformat.NO_CONVERT).cells
-    assert cell.source.startswith("**This run has** `epsilon=2`.")
+def test_a_run_says_in_its_first_cell_what_it_has(executed):
+    for changes, words in (
+        ({}, "`PROFILE=quick`"),
+        ({"epsilon": "2"}, "`PROFILE=quick`, `epsilon=2`"),
+    ):
+        (cell,) = nbformat.read(execution.run(FedSel, "quick", changes), nbformat.NO_CONVERT).cells
+        assert cell.source.startswith(f"**This run has** {words}.")
+
+
+def test_the_sentences_of_a_run_hold_its_values(executed, monkeypatch):
+    value = {"application/papermill.record/text/plain": r"'0.9\xa0± 0.1'"}
+    named = {"scrapbook": {"name": "found"}}
+    page = nbformat.v4.new_notebook(cells=[
+        nbformat.v4.new_markdown_cell("It is {glue:text}`found`, not {glue:text}`lost.one`."),
+        nbformat.v4.new_code_cell("glue('found', ...)", outputs=[
+            nbformat.v4.new_output("display_data", value, metadata=named),
+            nbformat.v4.new_output("stream", text="a line")]),
+    ])  # fmt: skip
+    monkeypatch.setattr(execution, "execute", lambda settings, target: nbformat.write(page, target))
+    (execution.ROOT / "runs").mkdir()
+    _, text, _ = nbformat.read(execution.run(FedSel, "quick", {}), nbformat.NO_CONVERT).cells
+    assert text.source == "It is 0.9\xa0± 0.1, not {glue:text}`lost.one`."
 
 
 def test_long_lists_of_parameters_do_not_meet(executed):

@@ -70,5 +70,4 @@ def sampling_condition_failures(events: Event | Ledger) -> int:
     100
     """
     ledger = Ledger.of(events)
-    failing = ledger.sampled & (ledger.rates * 16 * ledger.noise >= 1)
-    return int(ledger.uses[failing].sum())
+    return int(ledger.uses[ledger.sampled & (ledger.rates * 16 * ledger.noise >= 1)].sum())

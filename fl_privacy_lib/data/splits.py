@@ -164,5 +164,4 @@ def build_digits(arrays: Arrays) -> Parts:
     """Return 1,347 / 450 / 0 digits [N, 1, 28, 28]."""
     # linear interpolation between pixel centres: values stay within the range of the images
     large = zoom(arrays["x"] / 16, (1, 3.5, 3.5), order=1, mode="nearest", grid_mode=True)
-    images = large[:, None].astype(np.float32)  # [N, 1, 28, 28]
-    return cut_three_to_one(images, arrays["y"], DIGIT_CLASSES)
+    return cut_three_to_one(large[:, None].astype(np.float32), arrays["y"], DIGIT_CLASSES)

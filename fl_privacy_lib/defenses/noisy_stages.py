@@ -186,8 +186,7 @@ class TreeNoise(BatchNoise):
         """Return batch means [1, …] with the noise by which the next prefix sum's noise differs."""
         noisy, step = super().__call__(values, ctx), ctx.iteration + 1
         # at each client, the nodes whose noise the prefix sum carries, by their level
-        trees = ctx.state.setdefault("tree", {})
-        nodes = trees.setdefault(ctx.clients[0], {})
+        nodes = ctx.state.setdefault("tree", {}).setdefault(ctx.clients[0], {})
         if step == 1:
             nodes.clear()
         level = (step & -step).bit_length() - 1  # of the node that this step completes

@@ -1,10 +1,12 @@
 """Running notebooks through papermill: parameters checked first, results whole or not at all."""
 
 import hashlib
+import re
 import shutil
 import sys
 import tempfile
 import time
+from ast import literal_eval
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from fl_privacy_lib.reproduction.progress import report_progress
 from fl_privacy_lib.reproduction.settings import Settings
 
 NEEDED_MIB = 500  # free disk that executing and building ask for, with a margin
+GLUED, ROLE = "application/papermill.record/text/plain", r"\{glue:text\}`[\w.]+`"
+"""Where myst-nb keeps a value of `gluing.glue`, and what stands for it in a sentence."""
 
 
 def check_disk(folder: Path) -> None:
@@ -141,20 +145,30 @@ def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
         f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items())
     )
     timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))
-    changes = [f"PROFILE={profile}"] * (profile != "quick") + words
-    if changes:
-        _say_what_changed(target, ", ".join(f"`{change}`" for change in changes))
+    changes = [f"PROFILE={profile}", *words]
+    _finish_text(target, ", ".join(f"`{change}`" for change in changes))
     return target
 
 
-def _say_what_changed(path: Path, changes: str) -> None:
-    """Put a first cell into a run: the page's sentences were written for the usual settings."""
+def _finish_text(path: Path, changes: str) -> None:
+    """Put the run's values into its sentences, and a first cell that says what the run has.
+
+    The page's sentences were written for the usual settings.
+    """
     import nbformat
 
     notebook = nbformat.read(path, nbformat.NO_CONVERT)
+    glued = {
+        f"{{glue:text}}`{output.metadata.scrapbook.name}`": str(literal_eval(output.data[GLUED]))
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if GLUED in output.get("data", ())
+    }
     text = (
         f"**This run has** {changes}. What is computed here is of this run. Recorded numbers, and "
         "the sentences about them, belong to the settings named beside them."
     )
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(text))
+    for cell in notebook.cells:
+        cell.source = re.sub(ROLE, lambda role: glued.get(role[0], role[0]), cell.source)
     write_atomically(path, nbformat.writes(notebook).encode())

@@ -103,8 +103,7 @@ def scene(cell: Cell, data: Dataset, seed: int, device: torch.device) -> Scene:
     seed : of weights, clients and noise
     device : where the model lies
     """
-    held = list(attacked_clients(cell, data, seed).values())
-    train, few = moved(data, held, device)
+    train, few = moved(data, list(attacked_clients(cell, data, seed).values()), device)
     generator = torch.Generator().manual_seed(seed)
     model = build(cell.network, data.example_shape, data.n_classes, generator).to(device)
     if cell.at_round:

@@ -56,13 +56,15 @@ def test_the_page_runs_as_it_is_printed(monkeypatch, tmp_path, capsys):
     assert inspect.getsource(Signs) in page
     monkeypatch.setitem(METHODS, "signs", None)  # removed again after the test
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
-    entry, attack, statement = re.findall(r"```python\n(.*?)```", page, re.S)
+    entry, attack, cost, statement = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(entry, vars(registry) | {"METHODS": METHODS})
     exec(attack.replace(": 4", ": 1").replace(": 20", ": 1"), {})
+    exec(cost.replace("30, 10, 4", "1, 1, 4"), {"torch": torch})
     exec(statement, {})
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("non_private") and printed[1].startswith("signs")
-    assert "ε = inf" in printed[2]
+    *printed, proved = [line for line in capsys.readouterr().out.splitlines() if line[0] != "·"]
+    named = [line.split()[0] for line in printed]
+    assert named == ["non_private", "signs"] + ["non_private"] * 3 + ["signs"] * 3
+    assert "ε = inf" in proved
 
 
 def test_the_script_on_the_library_page_runs(capsys):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ from fl_privacy_lib.chapters.fed_alpha_cdp.training import (
     measure_levels,
 )
 from fl_privacy_lib.defenses import Clip
+from fl_privacy_lib.defenses.stage import Context
 from fl_privacy_lib.federated import Tap
 from fl_privacy_lib.reproduction.comparison import cells, measured, select
 from fl_privacy_lib.reproduction.experiments import training
@@ -463,3 +465,39 @@ def test_the_levels_that_judge_have_the_rate_that_fed_cdp_chose():
     assert len(rows) == 8 and (6.0, known["local_lr"]) in arms
     assert {rate for scale, rate in arms if scale == 6} == {0.05, 0.005, known["local_lr"]}
     assert {rate for scale, rate in arms if scale < 1} == {0.158}  # of non-private training
+
+
+# ---- figure 3 ------------------------------------------------------------------------------------
+
+
+def test_the_accuracies_of_figure_3_are_those_of_the_published_figure_in_its_order():
+    figures = load_published("fed_alpha_cdp/figures")
+    of_3 = (figures["figure"] == "Fig. 3") & figures["what"].str.endswith("metric=accuracy")
+    printed = load_published("fed_alpha_cdp/figure_3")
+    assert list(printed["value"]) == list(figures["value"][of_3])
+    for arm, what in zip(printed["arm"], figures["what"][of_3], strict=True):
+        digits = set(re.findall(r"[1-9]", arm))
+        assert digits <= set(re.findall(r"[1-9]", what)) | {"C", "σ"}, (arm, what)
+
+
+def test_every_printed_arm_of_figure_3_but_noisy_dssgd_has_a_training_with_its_defence():
+    printed = load_published("fed_alpha_cdp/figure_3")
+    asked = set(zip(printed["method"], printed["arm"], strict=True))
+    found = {(c.point.method, c.keys["arm"]): c.point for c in grid.figure_3(FULL, "lfw")}
+    assert asked - set(found) == {("dssgd", "with noise")} and set(found) <= asked
+    values = {"w": torch.linspace(-1, 1, 20_001)[None]}
+    context = Context(0, [0], [torch.Generator().manual_seed(0)], batch_size=1)
+    kept, moved = {}, {}
+    for (_, arm), point in found.items():
+        if stage := point.defense.per_client:
+            after = stage(values, context)["w"]
+            kept[arm], moved[arm] = float((after != 0).double().mean()), after - values["w"]
+    assert kept["10 % pruned"] == pytest.approx(0.9, abs=1e-3)
+    for arm in ("90 % pruned", "without noise"):
+        assert kept[arm] == pytest.approx(0.1, abs=1e-3)
+    assert of_std(moved["variance 0.001"], math.sqrt(0.001))
+    assert of_std(moved["variance 0.01"], math.sqrt(0.01))
+    at = {arm: point.defense for (_, arm), point in found.items()}
+    assert at["at the server"].on_arrival and not at["at the server"].per_client
+    assert at["C = 1, σ = 2"].per_example.clip.clip_norm == 1.0
+    assert at["C = 1, σ = 2"].per_example.noise_scale == 2.0

@@ -127,6 +127,27 @@ def table_10(settings: FedAlphaCdp, dataset: str) -> list[Cell]:
     return [Cell(cell("quantile_clip"), {}), Cell(cell("adaclip", **less), {})]
 
 
+def figure_3(settings: FedAlphaCdp, dataset: str) -> list[Cell]:
+    """Return Fig. 3's trainings but for noisy DSSGD, whose noise is not printed; K = 100, K_t = 10.
+
+    Pruning, selection and random noise change the update that a client sends.
+    """
+    cell = partial(training, settings, dataset, clients=100, participants=10)
+    arms = {
+        "no defence": cell("non_private"),
+        "10 % pruned": cell("non_private", pruned=0.1),
+        "90 % pruned": cell("non_private", pruned=0.9),
+        "without noise": cell("dssgd"),
+        "variance 0.001": cell("gaussian", noise_scale=0.0316228),
+        "variance 0.01": cell("gaussian", noise_scale=0.1),
+        "at the server": cell("fed_sdp_server"),
+        "at the client": cell("fed_sdp"),
+        "C = 1, σ = 2": cell("fed_cdp", clip_norm=1.0, noise_scale=2.0),
+        "C = 4, σ = 6": cell("fed_cdp"),
+    }
+    return [Cell(point, {"arm": arm}) for arm, point in arms.items()]
+
+
 def ablation(settings: FedAlphaCdp, dataset: str) -> list[Cell]:
     """Return every combination of placement, ℓ2-max and falling σ, at equal ε; K = 100, K_t = 20.
 
@@ -192,6 +213,7 @@ COLUMNS = {
     "table_5_images": Column("table_5", IMAGES, partial(table_5, MIDDLE)),
     "table_8_images": Column("noise_scales", ("mnist", *IMAGES), partial(noise_scales, "epsilon")),
     "table_4_100": Column("table_4", ("mnist",), partial(table_4, 100, SHARES)),
+    "figure_3": Column("figure_3", ("lfw",), figure_3),
     "table_4_1000": Column("table_4", ("mnist",), partial(table_4, 1000, SHARES)),
     "table_4_10000": Column("table_4", ("mnist",), partial(table_4, 10_000, SHARES[:1])),
     "table_10_mnist": Column("table_10", ("mnist",), table_10),

@@ -54,8 +54,9 @@ FALLING = tuple(f"{ALPHA}_sigma_{policy}" for policy in POLICIES)
 METHODS = (
     "non_private", "fed_sdp", "fed_cdp", "fed_cdp_decay", ALPHA, *FALLING,
     *(f"fed_cdp_sigma_{policy}" for policy in POLICIES), "quantile_clip", "adaclip",
+    "fed_sdp_server", "dssgd", "gaussian",
 )  # fmt: skip
-PLAIN = METHODS[:4]  # of chapter 05, but for a reading that it does not have
+PLAIN = METHODS[:4] + METHODS[-3:]  # of chapter 05, but for a reading that it does not have
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class AlphaTraining(Training):
     Parameters
     ----------
     setting : one of `READINGS`
-    noise_scale : σ; where σ_t falls, the whole schedule is scaled by σ/6
+    noise_scale : σ; where σ_t falls, the whole schedule is scaled by σ/6; of 'gaussian', noise of
+        a fixed size on an update, its standard deviation
     schedule : 'epsilon', the schedules of ε that gave Table 8's rounds, or 'printed', from σ = 15
         to 4.85
     """

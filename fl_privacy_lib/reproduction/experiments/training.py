@@ -138,7 +138,8 @@ class Training:
             kind = "fed_cdp" if self.method in MOVED else kind
             name = f"{kind}_example" if printed else f"{kind}_batch"
         filled = build_defense(
-            name, clip_norm=self.clip_norm, noise_scale=self.noise_scale, level=DSSGD_SHARE,
+            name, clip_norm=self.clip_norm, noise_scale=self.noise_scale,
+            level=DSSGD_SHARE if self.method == "dssgd" else self.noise_scale,
             participants=None if printed else self.participants, end=self.clip_end,
             rounds=self.rounds, shape=DECAYS.get(self.method),
         )  # fmt: skip

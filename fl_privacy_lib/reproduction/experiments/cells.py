@@ -28,6 +28,12 @@ ARMS: dict[str, dict[str, Any]] = {
     # best of five on six batches of LFW at another seed
     "batch_prior": {"tv": 3e-4, "objective": "relative"},
     "patient": {"stall": (300, 0.0)},  # never given up
+    # GradInv's step and weight of total variation, a factor √10 apart
+    **{
+        f"step {step:g}, TV {tv:g}": {"learning_rate": step, "tv": tv}
+        for step in (0.0316, 0.1, 0.316)
+        for tv in (3.16e-4, 1e-3, 3.16e-3)
+    },
 }
 """What an attacker adds to the published attack; not `learned`, which does not search."""
 HIDDEN: dict[str, Any] = {"victims": 3, "seeds": 35}

@@ -80,6 +80,9 @@ def test_wrong_data(tmp_path):
     one_sentence(command("run", "01", "dataset=mnits"), "dataset", "mnits", "did you mean mnist")
     one_sentence(command("run", "01", "dataset=cancer"), "cancer", "no images")
     one_sentence(command("run", "01", f"dataset=npz:{tmp_path}/none.npz"), "none.npz")
+    recorded = command("record", "05", "--only=table_2_100_5", f"dataset=npz:{tmp_path}/none.npz")
+    *_, last = recorded.stderr.splitlines()
+    assert recorded.returncode == 2 and "none.npz of table_2_100_5 is not in" in last
     one_sentence(command("run", "01", data=tmp_path / "absent"), "FL_PRIVACY_DATA", "absent")
     (tmp_path / "file").write_text("")
     one_sentence(command("run", "01", data=tmp_path / "file"), "not a folder")

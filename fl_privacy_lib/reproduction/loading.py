@@ -37,7 +37,7 @@ def only_available(names: Iterable[str]) -> tuple[str, ...]:
         If there is no such data set.
     """
     names, root = list(names), data_root()
-    there = [n for n in names if n.startswith("npz:") or available(n, root)]
+    there = [n for n in names if available(n, root)]
     if missing := [name for name in names if name not in there]:
         report_progress(f"not recorded, their files are not in {root}: {', '.join(missing)}")
     return tuple(there)

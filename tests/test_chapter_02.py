@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fl_privacy_lib.attacks import reconstruct
 from fl_privacy_lib.chapters.adaptive_attacks import grid as chapter
 from fl_privacy_lib.chapters.adaptive_attacks import reading as adaptive_rows
 from fl_privacy_lib.chapters.adaptive_attacks import run
@@ -18,7 +19,7 @@ from fl_privacy_lib.defenses import Clip, Defense, PerExample
 from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction import checks, claims, comparison, experiment
 from fl_privacy_lib.reproduction.experiments import leakage, scoring
-from fl_privacy_lib.reproduction.experiments.cells import Cell, scene
+from fl_privacy_lib.reproduction.experiments.cells import Cell, ThreatCell, attack_of, scene
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.records import add_point
 from fl_privacy_lib.reproduction.verdict import Status
@@ -294,3 +295,26 @@ def test_gradinv_runs_in_table_1_with_the_pair_that_recovers_most_in_its_search(
         assert len(search) == (9 if dataset == "cifar10" else 3)
         best = max(search, key=lambda c: (c["attack_success_rate"], -c["mse"]))
         assert chosen == best["arm"]
+
+
+# ---- one dummy image for a batch
+
+
+def test_one_dummy_is_the_iterate_nearest_to_the_whole_batch():
+    cell = ThreatCell(
+        "digits", "non_private", arm="one_dummy", tap="update", threat_type="type_0_1",
+        batch_size=2, victims=2, seeds=1, clients=100, max_iterations=4,
+    )  # fmt: skip
+    view = leakage.scene(cell, digits(), 0, CPU)
+    iterates = []
+    reconstruct(
+        view.model, view.observations, (1, 28, 28), attack_of(cell, 0),
+        on_iteration=lambda iteration, rows, images: iterates.append(images.clone().numpy()),
+    )  # fmt: skip
+    images, went, _ = run.blend_of(cell, 0)(view, digits())
+    for victim, truth in enumerate(view.truth):  # [2, 1, 28, 28]
+        far = [sum(((shot[victim, 0] - x) ** 2).sum() for x in truth) for shot in iterates]
+        assert went["attack_iterations"][victim] == 1 + int(np.argmin(far))
+        for image in images[victim]:
+            assert np.array_equal(image, iterates[int(np.argmin(far))][victim, 0])
+    assert images.shape == view.truth.shape and went["label_right"].shape == (2, 2)

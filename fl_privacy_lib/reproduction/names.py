@@ -33,6 +33,7 @@ NAMES = {
     "no_repair": "no repair",
     "cpl": "CPL",
     "gradinv": "GradInv",
+    "one_dummy": "one dummy image",
     "type_2": "type 2",
     "type_1": "type 1",
     "type_0": "type 0",

@@ -95,6 +95,19 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
         "attacks/control": cells("clipped", arm="patient")
         + cells("gaussian", level=3e-2, arm="patient"),
         "attacks/batches": _batches(datasets, shared),
+        "attacks/one_dummy": [
+            ThreatCell(
+                d,
+                "non_private",
+                arm="one_dummy",
+                tap="update",
+                threat_type="type_0_1",
+                batch_size=setup_of(d).batch_size,
+                **(shared | {"victims": 10}),
+            )
+            for d in datasets
+            if d in ("mnist", "lfw")
+        ],
         "attacks/training_round": training,
         "attacks/several_observations": several,
     }

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_privacy_lib import metrics
+from fl_privacy_lib.attacks import reconstruct
 from fl_privacy_lib.attacks.learned import LearnedInverter, train
 from fl_privacy_lib.chapters.adaptive_attacks.grid import (
     LearnedCell,
@@ -19,6 +21,7 @@ from fl_privacy_lib.reproduction.experiment import Result
 from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.cells import (
     Cell,
+    attack_of,
     measure,
     scene,
 )
@@ -49,6 +52,8 @@ class AdaptiveAttacksExperiment(LeakageExperiment):
         data = load_cached(point.dataset)
         if isinstance(point, LearnedCell):
             return leakage.measure(point, data, device, (), scene, reader_of)
+        if point.arm == "one_dummy":
+            return leakage.measure(point, data, device, (), leakage.scene, blend_of)
         return measure(point, data, device, self.snapshots)
 
 
@@ -82,3 +87,36 @@ def train_inverter(cell: LearnedCell, view: Scene, data: Dataset, seed: int) -> 
 def reader_of(cell: LearnedCell, seed: int) -> Callable[[Scene, Dataset], leakage.Found]:
     """Return what reads the images of a scene, once it has learned."""
     return lambda view, data: leakage.read(cell, view, train_inverter(cell, view, data, seed))
+
+
+def blend_of(cell: Cell, seed: int) -> Callable[[Scene, Dataset], leakage.Found]:
+    """Return what fits one dummy image to a batch's gradient, and keeps the iterate nearest to it.
+
+    Nearest to all images of the batch, by their mean squared distance. No attacker knows that.
+    Source: the released code of Fed-CDP's attack, which the paper does not describe.
+    """
+
+    def find(view: Scene, data: Dataset) -> leakage.Found:
+        least, kept = np.full(len(view.truth), np.inf), np.zeros_like(view.truth[:, :1])
+        when = np.zeros(len(view.truth), dtype=int)
+
+        def keep(iteration: int, rows: torch.Tensor, images: torch.Tensor) -> None:
+            dummies = images.cpu().numpy()
+            far = ((dummies - view.truth) ** 2).mean((1, 2, 3, 4))
+            closer = far < least
+            least[closer], kept[closer], when[closer] = far[closer], dummies[closer], iteration
+
+        result = reconstruct(
+            view.model, view.observations, data.example_shape, attack_of(cell, seed),
+            on_iteration=keep,
+        )  # fmt: skip
+        images = kept.repeat(view.truth.shape[1], 1)
+        recovered = metrics.success(images, view.truth)
+        return images, {
+            "iterations": np.where(recovered, when[:, None], cell.max_iterations),
+            "label_right": result.labels.cpu().numpy() == view.labels,
+            "attack_iterations": when,
+            "status": np.array(result.status),
+        }, {}  # fmt: skip
+
+    return find

@@ -28,6 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
     # best of five on six batches of LFW at another seed
     "batch_prior": {"tv": 3e-4, "objective": "relative"},
     "patient": {"stall": (300, 0.0)},  # never given up
+    "one_dummy": {"stall": (300, 0.0)},  # one image for a whole batch
     # GradInv's step and weight of total variation, a factor √10 apart
     **{
         f"step {step:g}, TV {tv:g}": {"learning_rate": step, "tv": tv}

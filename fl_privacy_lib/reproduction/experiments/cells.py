@@ -35,6 +35,7 @@ ARMS: dict[str, dict[str, Any]] = {
         for step in (0.0316, 0.1, 0.316)
         for tv in (3.16e-4, 1e-3, 3.16e-3)
     },
+    "step 0.1, TV 0.01": {"learning_rate": 0.1, "tv": 1e-2},  # beyond the edge that was best
 }
 """What an attacker adds to the published attack; not `learned`, which does not search."""
 HIDDEN: dict[str, Any] = {"victims": 3, "seeds": 35}

@@ -1039,6 +1039,11 @@ def result_of(curve, accuracy=None, rounds=400):
 BASE = result_of([[0.1, 0.2, 0.3, 0.5], [0.1, 0.2, 0.3, 0.75]])  # the target is 0.625
 
 
+def ended(curve):
+    """Return the rounds that trainings ran, of which some diverged and ended."""
+    return {"rounds_run": 100 * np.isfinite(curve).sum(1)}
+
+
 @pytest.mark.parametrize(
     ("curve", "iterations", "reached"),
     [
@@ -1046,10 +1051,11 @@ BASE = result_of([[0.1, 0.2, 0.3, 0.5], [0.1, 0.2, 0.3, 0.75]])  # the target is
         ([[0.9, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.6249]], [100, 400], [1, 0]),
         ([[0.1, 0.1, 0.1, 0.625], [0.7, math.nan, math.nan, math.nan]], [400, 100], [1, 1]),
         ([[math.nan] * 4, [0.1] * 4], [400, 400], [0, 0]),
+        ([[0.1, 0.2, math.nan, math.nan], [0.1] * 4], [400, 400], [0, 0]),
     ],
 )
 def test_a_training_reaches_the_baselines_mean_at_its_first_look_there(curve, iterations, reached):
-    values = grid.reached_values([BASE, result_of(curve, [0.9, 0.9])])
+    values = grid.reached_values(400, [BASE, result_of(curve, [0.9, 0.9]) | ended(curve)])
     assert values["target_accuracy"]["mean"] == 0.625
     assert values["iterations"]["mean"] == np.mean(iterations)
     assert values["iterations"]["std"] == pytest.approx(np.std(iterations, ddof=1))
@@ -1059,7 +1065,7 @@ def test_a_training_reaches_the_baselines_mean_at_its_first_look_there(curve, it
 
 
 def test_the_baseline_itself_takes_until_one_of_its_seeds_is_at_its_mean():
-    values = grid.reached_values([BASE, BASE])
+    values = grid.reached_values(400, [BASE, BASE])
     assert values["iterations"]["mean"] == 400 and values["reached"]["mean"] == 0.5
 
 

@@ -166,7 +166,7 @@ def reached(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
     every = finished(settings, dataset, tried)
     bases = {p.clip_norm: p for p in every if p.method == "dp_baseline"}
     return [
-        Row(row.key, (bases[p.clip_norm], p), reached_values, p.seeds)
+        Row(row.key, (bases[p.clip_norm], p), partial(reached_values, p.rounds), p.seeds)
         for p, row in every.items()
         if p.clip_norm in bases and p.method in DYNAMIC
     ]

@@ -273,15 +273,17 @@ def reached(settings: FedAlphaCdp, dataset: str, tried: Tried) -> list[Row]:
             "records"
         )
         for target, accuracy in (("measured", None), ("printed", float(line["target_accuracy"]))):
-            values = partial(_reached, accuracy, int(line["value"]))
+            values = partial(_reached, row.points[0].rounds, accuracy, int(line["value"]))
             points = (rows["fed_sdp"].points[0], row.points[0])
             found.append(Row({"target": target} | row.key, points, values, row.seeds))
     return found
 
 
-def _reached(target: float | None, printed: int, results: list[Result]) -> Values:
+def _reached(rounds: int, target: float | None, printed: int, results: list[Result]) -> Values:
     """Return when a training reaches a target, beside the printed round."""
-    return reached_values(results, "rounds", target) | {"printed_rounds": numbers([printed])}
+    return reached_values(rounds, results, "rounds", target) | {
+        "printed_rounds": numbers([printed])
+    }
 
 
 def levels(settings: FedAlphaCdp, dataset: str, tried: Tried) -> list[Row]:

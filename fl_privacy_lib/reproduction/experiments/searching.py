@@ -275,19 +275,20 @@ def stopped_values(share: float, results: Sequence[Result]) -> Values:
 
 
 def reached_values(
-    results: Sequence[Result], unit: str = "iterations", target: float | None = None
+    rounds: int, results: Sequence[Result], unit: str = "iterations", target: float | None = None
 ) -> Values:
     """Return when the last training first reaches a target.
 
     Parameters
     ----------
+    rounds : of the whole training; one that diverges ends before, and counts with all if it never
+        reaches the target
     results : of the training that sets the target, then of the one that has to reach it
     unit : what its rounds are called; `…_left` of them are not run, 0 where it never reaches it
     target : an accuracy; None: that which the first training ends with
     """
     target = float(results[0]["accuracy"].mean()) if target is None else target
-    total = results[-1]["rounds_run"]
     met = results[-1]["curve"] >= target  # [seeds, looks]
-    run = np.where(met.any(1), (met.argmax(1) + 1) * total / met.shape[1], total)
-    values = {unit: run, f"{unit}_left": total - run, "reached": met.any(1)}
+    run = np.where(met.any(1), (met.argmax(1) + 1) * rounds / met.shape[1], rounds)
+    values = {unit: run, f"{unit}_left": rounds - run, "reached": met.any(1)}
     return judged_values(results[-1], **values, target_accuracy=[target])

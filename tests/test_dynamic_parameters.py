@@ -1033,6 +1033,7 @@ def result_of(curve, accuracy=None, rounds=400):
         "rounds_run": np.full(len(curve), rounds),
         "guess": np.array([0.125, 0.25])[: len(curve)],
         "evaluated": np.array([1000] * len(curve)),
+        "diverged": np.zeros(len(curve)),
     }
 
 
@@ -1061,7 +1062,8 @@ def test_a_training_reaches_the_baselines_mean_at_its_first_look_there(curve, it
     assert values["iterations"]["std"] == pytest.approx(np.std(iterations, ddof=1))
     assert values["iterations_left"]["mean"] == 400 - np.mean(iterations)
     assert values["reached"]["mean"] == np.mean(reached) and values["reached"]["n"] == 2
-    assert "guess" not in values  # no accuracy to hold against it
+    assert values["accuracy"]["mean"] == pytest.approx(0.9) and "guess" in values  # who learns?
+    assert values["diverged"]["mean"] == 0
 
 
 def test_the_baseline_itself_takes_until_one_of_its_seeds_is_at_its_mean():

@@ -361,7 +361,8 @@ def test_linear_staircase_and_exponential_scales_stop_at_the_printed_rounds():
 def result_of(curve, accuracy):
     curve = np.array(curve, float)
     ran = {"rounds_run": np.full(len(curve), 100), "guess": np.full(len(curve), 0.1)}
-    return {"curve": curve, "accuracy": np.array(accuracy), "evaluated": np.full(2, 1000)} | ran
+    ran |= {"evaluated": np.full(2, 1000), "diverged": np.zeros(2)}
+    return {"curve": curve, "accuracy": np.array(accuracy)} | ran
 
 
 def test_a_stopped_row_has_the_accuracy_of_its_round():

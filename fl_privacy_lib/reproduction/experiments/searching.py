@@ -291,4 +291,5 @@ def reached_values(
     met = results[-1]["curve"] >= target  # [seeds, looks]
     run = np.where(met.any(1), (met.argmax(1) + 1) * rounds / met.shape[1], rounds)
     values = {unit: run, f"{unit}_left": rounds - run, "reached": met.any(1)}
+    values |= {name: results[-1][name] for name in ("accuracy", "diverged")}
     return judged_values(results[-1], **values, target_accuracy=[target])

@@ -59,7 +59,7 @@ def test_the_page_runs_as_it_is_printed(monkeypatch, tmp_path, capsys):
     entry, attack, cost, statement = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(entry, vars(registry) | {"METHODS": METHODS})
     exec(attack.replace(": 4", ": 1").replace(": 20", ": 1"), {})
-    exec(cost.replace("30, 10, 4", "1, 1, 4"), {"torch": torch})
+    exec(cost.replace("30, 10, 4", "1, 1, 4"), {})
     exec(statement, {})
     *printed, proved = [line for line in capsys.readouterr().out.splitlines() if line[0] != "·"]
     named = [line.split()[0] for line in printed]

@@ -50,6 +50,7 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
         "seed": settings.seed,
         "max_iterations": settings.max_iterations,
     }
+    hidden = shared | HIDDEN
     first = datasets[0]
 
     def cells(method: str, **changes: Any) -> list[Cell]:
@@ -77,7 +78,10 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
                for c in cells("gaussian", level=std, arm="several", observations=r)]  # fmt: skip
     attacks = [
         Cell(d, "non_private", attack=a, **shared) for a in ("cpl", "dlg") for d in datasets
-    ] + [_gradinv(d, TUNED.get(d, "naive"), shared) for d in datasets]
+    ] + [
+        _gradinv(d, TUNED[d], hidden) if d in TUNED else _gradinv(d, "naive", shared)
+        for d in datasets
+    ]
     training = [c for network in ("attacked_lenet", "training_cnn") for r in (0, 1, 10, 50)
                 for c in cells("non_private", network=network, at_round=r)]  # fmt: skip
     return {
@@ -103,7 +107,7 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
                 tap="update",
                 threat_type="type_0_1",
                 batch_size=setup_of(d).batch_size,
-                **(shared | {"victims": 10}),
+                **hidden,
             )
             for d in datasets
             if d in ("mnist", "lfw")

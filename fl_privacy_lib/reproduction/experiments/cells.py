@@ -39,7 +39,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """What an attacker adds to the published attack; not `learned`, which does not search."""
 HIDDEN: dict[str, Any] = {"victims": 3, "seeds": 35}
-"""Images on each of so many networks where a paper says that a defence hides them.
+"""Images on each of so many networks where a paper says that a defence hides them, or where five
+networks do not tell.
 
 Images of a network may succeed or fail together. Even then, Wilson's interval ends below one tenth
 if none of 35 networks gives an image away.

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.metrics import wilson_interval
-from fl_privacy_lib.reproduction import checks, claims, comparison
+from fl_privacy_lib.reproduction import checks, claims, comparison, tables
 from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.comparison import compare, measured
 from fl_privacy_lib.reproduction.paths import PUBLISHED, ROOT
@@ -230,6 +230,26 @@ def test_an_arm_at_the_guess_neither_wins_nor_loses(tmp_path):
     behind = WINS["test"] | {"rows": {"method": "fed_sdp"}, "than": {"method": "fed_cdp"}}
     claim = entry(**WINS | {"test": behind | {"by": -0.1}})
     assert claims.verdict(claim, tmp_path).status == "not reproduced"
+
+
+def test_a_value_that_comes_out_without_learning_says_so(tmp_path):
+    """Fed-CDP's printed .815 (Table II, 5 of 100), by a training at a guess of .815 or .1."""
+    for guess, words in ((0.815, ["1 of those that hold have not learned"]), (0.1, [])):
+        write_trained(tmp_path, ({"method": "fed_cdp"}, {"accuracy": 0.815, "guess": guess}))
+        outcome = claims.verdict(entry(**VALUES), tmp_path)
+        assert outcome.status == "reproduced"
+        assert [part for part in outcome.beside if "learned" in part] == words
+
+
+def test_an_accuracy_is_shown_with_its_marks():
+    """† a seed diverged, ‡ not learned, ○ a rate that no search of the cell chose."""
+    fair = FAIR | {"accuracy_std": 0.01, "seeds": "3"}
+    for changes, shown in (
+        ({}, "0.500 ± 0.010"),
+        ({"seeds": "1", "searched": 0}, "0.500 ○"),
+        ({"diverged": 1 / 3, "guess": 0.5}, "0.500 ± 0.010 †‡"),
+    ):
+        assert tables.outcome(fair | changes) == shown
 
 
 def test_a_departure_that_was_no_fair_trial_is_open(tmp_path):

@@ -153,10 +153,16 @@ BARE = (Status.NOT_RUN, Status.REDUCED_SETTING, Status.REFUTED)
 
 def _beside(found: Verdict, entry: dict[str, Any], full: pd.DataFrame) -> tuple[str, ...]:
     """Return what a reader has to know besides why a claim has its status."""
-    tried = f"tried: {entry['tried']}" if "tried" in entry else ""
     search = "" if found.status is Status.REPRODUCED else trial_of(entry["table"]).get("search")
-    rates = f"every rate tried: results/measured/{search}.csv" if search else ""
-    return tuple(filter(None, (tried, *_departures(entry, full), _coverage(entry, found), rates)))
+    idle = sum(bool(o.held) and not o.cell.get("learns", True) for o in found.outcomes)
+    words = (
+        f"tried: {entry['tried']}" if "tried" in entry else "",
+        f"{idle} of those that hold have not learned" if idle else "",
+        *_departures(entry, full),
+        _coverage(entry, found),
+        f"every rate tried: results/measured/{search}.csv" if search else "",
+    )
+    return tuple(filter(None, words))
 
 
 def _gaps(outcomes: list[Outcome]) -> str:

@@ -96,9 +96,15 @@ def spread(mean: float, std: float, seeds: int | str) -> str:
 
 
 def outcome(cell: Mapping[str, Any]) -> str:
-    """Return a recorded accuracy with its spread; † it diverged in a seed, ‡ it has not learned."""
+    """Return a recorded accuracy with its spread and marks.
+
+    † it diverged in a seed; ‡ it has not learned; ○ its rate is another cell's.
+    """
     reached = spread(cell["accuracy"], cell["accuracy_std"], cell["seeds"])
-    return f"{reached} {'†' * bool(cell.get('diverged', 0))}{'‡' * (not learns(cell))}".rstrip()
+    return (
+        f"{reached} {'†' * bool(cell.get('diverged', 0))}{'‡' * (not learns(cell))}"
+        f"{'○' * (cell.get('searched') == 0)}"
+    ).rstrip()
 
 
 def number(value: float) -> str:

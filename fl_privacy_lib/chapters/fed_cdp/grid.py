@@ -114,8 +114,8 @@ def table_2(clients: int, participants: int, settings: FedCdp, dataset: str) -> 
     From 200 clients a round on, every arm takes the rate of the largest searched cell.
     """
     cell = partial(training, settings, dataset, clients=clients, participants=participants)
-    share = {"participation": f"{participants / clients:.2f}"}
-    few, small = participants < TAKEN_OVER_FROM, clients == 100 and participants <= 10
+    share, size = {"participation": f"{participants / clients:.2f}"}, (clients, participants)
+    few, thrice = participants < TAKEN_OVER_FROM, size in (*SHORT[:2], (1000, 100))
     cells = [
         Cell(
             cell(*arm, seeds=settings.seeds if few else 1),
@@ -125,10 +125,10 @@ def table_2(clients: int, participants: int, settings: FedCdp, dataset: str) -> 
         for arm in ARMS
     ]
     cells += [
-        Cell(cell(*arm, seeds=settings.seeds if small else 1), share, fixed=True)
+        Cell(cell(*arm, seeds=settings.seeds if thrice else 1), share, fixed=True)
         for arm in AS_CODED
     ]
-    if (clients, participants) == POPULATIONS[0]:
+    if size == POPULATIONS[0]:
         cells += [
             Cell(cell(*arm, local_iterations=1, seeds=settings.seeds), share) for arm in COMPARED
         ]

@@ -75,7 +75,7 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
 
     Parameters
     ----------
-    tables : name → measured table, of 'noise' and 'table_2'
+    tables : name → measured table, of 'noise', 'table_2' and 'strongest_case'
     """
     rows = {
         "dataset": "mnist",

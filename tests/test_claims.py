@@ -241,6 +241,13 @@ def test_a_value_that_comes_out_without_learning_says_so(tmp_path):
         assert [part for part in outcome.beside if "learned" in part] == words
 
 
+def test_what_an_entry_calls_lost_holds_where_its_values_are_printed_again():
+    """Fed-αCDP's Table 2 is repeated in Table 5, whose own entry leaves nothing out."""
+    cell = {"record": "fed_alpha_cdp/table_5", "key": {"method": "non_private"}}
+    assert "held out" in claims.deciding(load_claims(), cell)
+    assert claims.deciding(load_claims(), cell | {"key": {"method": "fed_cdp"}}) == ""
+
+
 def test_an_accuracy_is_shown_with_its_marks():
     """† a seed diverged, ‡ not learned, ○ a rate that no search of the cell chose."""
     fair = FAIR | {"accuracy_std": 0.01, "seeds": "3"}

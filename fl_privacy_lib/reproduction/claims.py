@@ -87,14 +87,19 @@ def entries_of(table: str, ledger: Iterable[dict[str, Any]]) -> list[dict[str, A
     ]
 
 
-def deciding(entries: Iterable[dict[str, Any]], cell: dict[str, Any] | None) -> str:
-    """Return what a paper leaves out that decides a recorded cell's values; '' for nothing."""
+def deciding(ledger: Iterable[dict[str, Any]], cell: dict[str, Any] | None) -> str:
+    """Return what a paper leaves out that decides a recorded cell's values; '' for nothing.
+
+    An entry speaks for its cells in every table that prints their values again.
+    """
     return next(
         (
-            e.get("lost", e.get("unfair", ""))
-            for e in entries
+            lost
+            for e in ledger
             if cell
+            and e.get("test", {}).get("check") in PRINTED
             and e["table"] == cell.get("record")
+            and (lost := e.get("lost", e.get("unfair", "")))
             and len(select(pd.DataFrame([cell["key"]]), e.get("rows", {})))
         ),
         "",

@@ -217,8 +217,8 @@ def beside(
             row = Row((comparison,))
             key = by(row) if callable(by) else tuple(row[c] for c in by)
             groups.setdefault(key, []).append(comparison)
-    entries = entries_of(table, load_claims())
-    rows = [Row(tuple(group), deciding(entries, group[0].cell)) for group in groups.values()]
+    ledger = load_claims()
+    rows = [Row(tuple(group), deciding(ledger, group[0].cell)) for group in groups.values()]
     # like stands by like, in the order of first appearance
     for column in ("threat_type", "dataset"):
         order = list(dict.fromkeys(row[column] for row in rows))

@@ -135,10 +135,9 @@ def _serve(port: int) -> None:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
-    except OSError as error:
-        raise InputError(
-            f"port {port} cannot be used ({error.strerror}): name another with --port."
-        ) from None
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", "it is none")
+        raise InputError(f"port {port} cannot be used ({why}): name another with --port.") from None
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)
         server.serve_forever()

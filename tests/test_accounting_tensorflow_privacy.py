@@ -7,7 +7,7 @@ import pytest
 from fl_privacy_lib.accounting.accountants import noise_for, spend
 from fl_privacy_lib.accounting.events import Event
 from fl_privacy_lib.accounting.gdp import gdp_epsilon
-from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, rdp_spending, total_rdp
+from fl_privacy_lib.accounting.rdp import PAPER_ORDERS, rdp_spending, step_rdp
 
 DELTA = 1e-5
 
@@ -79,5 +79,5 @@ def test_a_plain_gaussian_is_a_tree_of_one_leaf(analysis):
     """Their tree accountant's divergence for a single release is that of the unsampled Gaussian."""
     orders = (1.5, 4.0, 32.0)
     theirs = analysis["tree"].compute_rdp_single_tree(6.0, 1, 1, 1, list(orders))
-    ours = total_rdp(Event(1.0, 6.0, "example", "add_remove", sampling="none"), orders)
+    ours = step_rdp(Event(1.0, 6.0, "example", "add_remove", sampling="none"), orders)[0]
     assert ours == pytest.approx(list(theirs), rel=1e-12)

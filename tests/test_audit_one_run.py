@@ -108,6 +108,7 @@ def test_half_of_the_guesses_go_to_each_end():
     present = np.array([True, False, True, False, True, True])
     scores = np.array([5.0, -3.0, -9.0, 0.0, 0.1, 4.0])
     assert right_guesses(scores, present, 4) == 3  # the canary with the lowest score is there
+    assert right_guesses(scores, present, 1) == 0  # half of one guess is none
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.8, 6.0])
@@ -116,6 +117,7 @@ def test_an_advantage_gives_back_its_epsilon(epsilon):
     most = (math.expm1(epsilon) + 2 * DELTA) / (math.exp(epsilon) + 1)
     assert epsilon_of_advantage(most, DELTA) == pytest.approx(epsilon)
     assert epsilon_of_advantage(0.0, DELTA) == 0.0
+    assert epsilon_of_advantage(1.0, DELTA) == math.inf
 
 
 # ---- canaries ------------------------------------------------------------------------------------

@@ -150,8 +150,9 @@ def test_ahead_asks_for_an_interval_beyond_zero(tmp_path):
         base | {"method": "new", "std": 0.04},
     )
     alone = new | {"dataset": "lfw", "mean": 0.9}  # nothing to compare with
-    # scipy's Welch test at its border: the half width of the interval is 2.0129 standard errors
-    half = 2.0129 * 0.01 * (25 / 25) ** 0.5
+    # scipy's Welch test at its border: the half width of the interval is 2.0129 standard errors;
+    # deviations over networks are recorded in population form
+    half = 2.0129 * (0.0025 / 24) ** 0.5
     for mean, by, status in (
         (0.7 + half + 1e-4, 0, "reproduced"), (0.7 + half - 1e-4, 0, "undecided"),
         (0.7 - half + 1e-4, 0, "undecided"), (0.7 - half - 1e-4, 0, "not reproduced"),
@@ -160,10 +161,20 @@ def test_ahead_asks_for_an_interval_beyond_zero(tmp_path):
         write_rows(tmp_path, old, new | {"mean": mean}, alone)
         outcome = claims.verdict(entry(rows={}, test=AHEAD | {"by": by}), tmp_path)
         assert (outcome.status, outcome.cells) == (status, 1), (mean, by)
-        p_value = stats.ttest_ind_from_stats(mean - by, 0.04, 25, 0.7, 0.03, 25, False).pvalue
+        sample = [std * (25 / 24) ** 0.5 for std in (0.04, 0.03)]
+        p_value = stats.ttest_ind_from_stats(
+            mean - by, sample[0], 25, 0.7, sample[1], 25, False
+        ).pvalue
         assert (p_value < 0.05) == (status != "undecided")
     write_rows(tmp_path, new | {"mean": 0.9})
     assert claims.verdict(entry(rows={}, test=AHEAD), tmp_path).status == "not run"
+    # one network has no spread, however many of its images are attacked
+    one = [
+        row | {"victims": "100", "seeds": "1", "std": 0.0, "mean": mean}
+        for row, mean in ((old, 0.7), (new, 0.8))
+    ]
+    write_rows(tmp_path, *one)
+    assert claims.verdict(entry(rows={}, test=AHEAD), tmp_path).status == "undecided"
 
 
 TRAINED = {

@@ -285,9 +285,22 @@ def test_a_file_of_ones_own_that_changes_is_attacked_anew(points_in, tmp_path):
     assert (results[0]["truth"] != results[1]["truth"]).any()
 
 
+def test_a_point_about_a_training_follows_its_file_too(tmp_path):
+    """The data set of a utility bound stands in the training that it is about."""
+    from fl_privacy_lib.chapters.fed_cdp.run import EXPERIMENT
+    from fl_privacy_lib.chapters.fed_cdp.utility import Utility
+    from fl_privacy_lib.reproduction.experiments.training import Training
+
+    path, found = tmp_path / "mine.npz", []
+    for content in (b"one", b"two"):
+        path.write_bytes(content)
+        found.append(EXPERIMENT.identity(Utility(Training(f"npz:{path}", "fed_cdp", "code"))))
+    assert found[0] != found[1] and found[0]["arm"] == found[1]["arm"]
+
+
 def test_parameters_are_listed_with_what_they_may_be():
     done = command("params", "01")
-    assert "start = patterned [patterned | uniform | normal]" in done.stdout
+    assert "start = patterned [patterned | normal]" in done.stdout
     assert "victims = 16 [≥ 1, ≤ 1000]" in done.stdout
 
 

@@ -47,7 +47,6 @@ from fl_privacy_lib.defenses.slices import (
     Slices,
     reservoir,
     risk_balanced,
-    size_balanced,
     unflat,
 )
 from fl_privacy_lib.federated import Observation, Tap, simulate
@@ -170,7 +169,7 @@ def test_slices_partition_every_gradient(units, block, risks, count):
     sizes = [unit * block for unit in units]
     whole = math.gcd(*sizes)
     risks = [r + 1e-6 for r in risks[: len(sizes)]]
-    for cut in (lambda: risk_balanced(sizes, risks, count), lambda: size_balanced(sizes, count)):
+    for cut in (partial(risk_balanced, sizes, each, count) for each in (risks, sizes)):
         if count > sum(sizes) // whole:
             with pytest.raises(InputError, match="leave some empty"):
                 cut()
@@ -316,6 +315,8 @@ def test_each_participation_draws_its_own_slices_and_keeps_them():
 
 def test_no_epsilon_is_claimed_and_the_reason_is_the_untouched_share():
     plan, holding = Plan(20, 5, 3, 2, 4, local_lr=0.1), Holding(400, 20, 3)
+    with pytest.raises(InputError, match=r"clip_norm = 0\.0"):
+        risk_compensated(10, share=0.3, clip_norm=0.0)
     for clip_norm in (None, 1.0):
         defense = risk_compensated(10, share=0.3, clip_norm=clip_norm)
         with pytest.raises(InputError, match="30% of the gradient and sends the rest as it is"):

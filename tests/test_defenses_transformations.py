@@ -28,6 +28,7 @@ from torch.func import grad, vmap
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.attacks.objective import replay
+from fl_privacy_lib.audit import statement
 from fl_privacy_lib.defenses import (
     Clip,
     Declaration,
@@ -337,6 +338,31 @@ class Hiss(Stage):
 
     def noiseless(self):
         return Hiss(0.0)
+
+
+@dataclass(frozen=True)
+class Scaled(Hiss):
+    """Noise that is scaled with a bound and a factor besides."""
+
+    factor: float = 1.0
+
+    def declare(self):
+        return Declaration(Clip(4.0), Noise(self.noise_scale, factor=self.factor))
+
+
+@pytest.mark.parametrize("stage", ["per_example", "per_batch", "per_client"])
+def test_a_factor_of_the_noise_counts_wherever_it_stands(stage):
+    """σ = 15 and a factor of 0.1 are proved to cost what σ = 1.5 does."""
+    costs = [
+        statement(
+            Defense("x", **{"per_example": PerExample(Clip(4.0)), stage: noise}),
+            PLAN,
+            HOLDING,
+            delta=1e-5,
+        ).proved.epsilon
+        for noise in (Scaled(15.0, 0.1), Scaled(1.5), Scaled(15.0))
+    ]
+    assert costs[0] == pytest.approx(costs[1]) and costs[2] < costs[1] < math.inf
 
 
 LOOSE = {

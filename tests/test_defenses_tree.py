@@ -20,6 +20,7 @@ from fl_privacy_lib.chapters.what_works.training import SummedTraining
 from fl_privacy_lib.data.partition import full_copies
 from fl_privacy_lib.defenses import Clip, Defense, Holding, PerExample
 from fl_privacy_lib.defenses.noisy_stages import TreeNoise
+from fl_privacy_lib.defenses.schedule import Schedule
 from fl_privacy_lib.defenses.stage import ClientContext
 from fl_privacy_lib.federated import simulate
 from fl_privacy_lib.reproduction.experiments import training
@@ -124,6 +125,17 @@ def test_the_proved_epsilon_is_that_of_one_gaussian(epsilon):
 def test_a_tree_needs_a_leaf(leaves):
     with pytest.raises(InputError, match=f"leaves = {leaves}"):
         TreeNoise(CLIP, 1.0, leaves=leaves).declare()
+
+
+def test_a_tree_has_one_scale_and_as_many_leaves_as_steps():
+    """Else the ε that it declares would be that of another mechanism."""
+    with pytest.raises(InputError, match="not a schedule"):
+        TreeNoise(CLIP, Schedule(15.0, 5.0, 100), leaves=4).declare()
+    with pytest.raises(InputError, match=r"leaves = 2\.5 must be a whole number"):
+        TreeNoise(CLIP, 1.0, leaves=2.5).declare()
+    ctx = ClientContext(0, (0,), [torch.Generator()], state={}, iteration=2, batch_size=1)
+    with pytest.raises(InputError, match="leaves = 2 has no step 3"):
+        TreeNoise(CLIP, 1.0, leaves=2)({"w": torch.zeros(1, 3)}, ctx)
 
 
 # ---- cells ---------------------------------------------------------------------------------------

@@ -233,6 +233,26 @@ def test_a_partition_for_another_number_of_clients_is_refused():
         simulate(model, train, partition, plan_of(clients=5), non_private())
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [("evaluate_every", 0), ("save_every", 0), ("workers", 1.5), ("clients_per_chunk", 0)],
+)
+def test_a_count_that_is_none_gets_one_sentence(name, value):
+    model, train, partition = setting("mlp")
+    with pytest.raises(InputError, match=f"{name} = {value} must be a whole number"):
+        simulate(model, train, partition, plan_of(), non_private(), **{name: value})
+
+
+def test_data_that_do_not_fit_together_get_one_sentence():
+    model, (x, y), partition = setting("mlp")
+    with pytest.raises(InputError, match=f"{len(x)} examples have 3 labels"):
+        simulate(model, (x, y[:3]), partition, plan_of(), non_private())
+    with pytest.raises(InputError, match="4 examples have 3 labels"):
+        simulate(model, (x, y), partition, plan_of(), non_private(), evaluation=(x[:4], y[:3]))
+    with pytest.raises(InputError, match=f"one of {len(x)} examples, and there are 5"):
+        simulate(model, (x[:5], y[:5]), partition, plan_of(), non_private())
+
+
 def test_an_unknown_tap_is_refused_with_the_nearest_word():
     with pytest.raises(
         InputError, match=r"stage = 'updates' is not one of .*did you mean update\?"

@@ -450,8 +450,10 @@ def test_a_cell_trains_and_learns_without_noise(tmp_path, activation):
 
 
 def test_a_margin_has_to_leave_somebody():
-    with pytest.raises(InputError, match="margin = 20 is more than clients = 10"):
-        WhatWorks.checked(clients=10, margin=20)
+    for margin in (10, 20):
+        with pytest.raises(InputError, match=f"margin = {margin} leaves none of clients = 10"):
+            WhatWorks.checked(clients=10, margin=margin)
+    assert WhatWorks.checked(clients=10, margin=9).margin == 9
 
 
 def test_what_chapter_06_proves_of_its_trainings_is_finite_here_too():

@@ -38,11 +38,7 @@ def _theorem(name: Theorem) -> Callable[[Ledger, float], Spending]:
 
 
 _SPEND: dict[str, Callable[[Ledger, float], Spending]] = {
-    "base": _theorem("base"),
-    "advanced": _theorem("advanced"),
-    "advanced_tanh": _theorem("advanced_tanh"),
-    "optimal": _theorem("optimal"),
-    "optimal_third_term": _theorem("optimal_third_term"),
+    **{name: _theorem(name) for name in get_args(Theorem)},
     "zcdp": zcdp_spending,
     "moments_accountant": lambda ledger, delta: rdp_spending(
         ledger, delta, PAPER_ORDERS, "classic", "moments_accountant"

@@ -90,11 +90,13 @@ LOCAL_ITERATIONS = 100
 # The ε-schedules behind the tables with a decaying noise scale; σ_t = sqrt(2 ln(1.25/δ)) / ε_t.
 # Their means are near 0.807, the ε_0 of σ = 6. They are not the printed σ-schedules. The cyclic one
 # is a guess with the range and mean of the linear one, two triangles: the real one is not known.
-LINEAR_EPSILON = (0.30747, 1.30747)  # start, and the value that t = T would have
-STAIRCASE_EPSILON = (0.35747, 1.35747)  # ten stairs
-EXPONENTIAL_EPSILON = (math.exp(-1.1809), math.exp(1.664 - 1.1809))
-CYCLIC_EPSILON = (0.30747, 1.30747)
-CYCLES = 2
+POLICIES = {
+    "linear": ("linear", (0.30747, 1.30747), 1),
+    "staircase": ("staircase", (0.35747, 1.35747), 1),  # ten stairs
+    "exponential": ("exponential", (math.exp(-1.1809), math.exp(1.664 - 1.1809)), 1),
+    "cyclic": ("triangular", (0.30747, 1.30747), 2),
+}
+"""Policy of σ_t → shape of ε_t, its start and the value that t = T would have, cycles."""
 
 # The σ-schedules as printed (Fed-alphaCDP, section 7): from 15 to 4.85.
 PRINTED_NOISE = (15.0, 4.85)

@@ -175,12 +175,6 @@ def _replaced(pairs: Floats, orders: Orders) -> Floats:
     return np.minimum(bound, plain)
 
 
-def total_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
-    """Return the Rényi divergences of all releases together, [orders]."""
-    ledger = Ledger.of(events)
-    return ledger.uses.astype(np.float64) @ step_rdp(ledger, orders)
-
-
 def order_epsilons(
     rdp: Floats, order: Floats | float, delta: float, conversion: Conversion
 ) -> Floats:
@@ -246,5 +240,6 @@ def rdp_spending(
     """
     check_delta(delta=delta)
     ledger = Ledger.of(events)
-    each = order_epsilons(total_rdp(ledger, orders), np.array(orders), delta, conversion)
+    rdp = ledger.uses @ step_rdp(ledger, orders)  # of all releases, [orders]
+    each = order_epsilons(rdp, np.array(orders), delta, conversion)
     return Spending(ledger, name, max(0.0, float(each.min())), delta, delta)

@@ -179,10 +179,8 @@ def _spent(convention: Convention, ledger: Ledger) -> float:
 
 # The ε-schedules behind the tables, from a number of steps; the cyclic one is a guess.
 EPSILON_SCHEDULES: dict[str, Callable[[int], Floats]] = {
-    "linear": partial(schedules.linear, *given.LINEAR_EPSILON),
-    "staircase": partial(schedules.staircase, *given.STAIRCASE_EPSILON),
-    "exponential": partial(schedules.exponential, *given.EXPONENTIAL_EPSILON),
-    "cyclic": partial(schedules.triangular, *given.CYCLIC_EPSILON, cycles=given.CYCLES),
+    policy: partial(getattr(schedules, shape), *ends, **({"cycles": n} if n > 1 else {}))
+    for policy, (shape, ends, n) in given.POLICIES.items()
 }
 
 

@@ -78,8 +78,8 @@ def right_guesses(scores: np.ndarray, present: np.ndarray, guesses: int) -> int:
     present : bool [m], the coins
     guesses : r, even, fixed before the scores are seen
     """
-    order = np.argsort(scores, kind="stable")
-    return int((~present[order[: guesses // 2]]).sum() + present[order[-(guesses // 2) :]].sum())
+    order, half = np.argsort(scores, kind="stable"), guesses // 2
+    return int((~present[order[:half]]).sum() + present[order[len(order) - half :]].sum())
 
 
 def epsilon_of_advantage(advantage: float, delta: float) -> float:
@@ -87,7 +87,7 @@ def epsilon_of_advantage(advantage: float, delta: float) -> float:
 
     Parameters
     ----------
-    advantage : true positive minus false positive rate, in [0, 1)
+    advantage : true positive minus false positive rate, in [0, 1]
 
     Notes
     -----
@@ -99,4 +99,8 @@ def epsilon_of_advantage(advantage: float, delta: float) -> float:
     >>> round(epsilon_of_advantage(0.383145, 1e-5), 3)
     0.807
     """
-    return max(0.0, float(np.log((1 + advantage - 2 * delta) / (1 - advantage))))
+    return (
+        max(0.0, float(np.log((1 + advantage - 2 * delta) / (1 - advantage))))
+        if advantage < 1
+        else float("inf")  # no ε allows who is never wrong
+    )

@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive
+from fl_privacy_lib._checks import InputError, in_range, one_of, refuse, whole_number
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms, scaled
 from fl_privacy_lib.defenses.noise import DIVISORS, add_noise, mean_std
 from fl_privacy_lib.defenses.rules import FixedBound, Rule
-from fl_privacy_lib.defenses.schedule import Scheduled, value_at
+from fl_privacy_lib.defenses.schedule import Schedule, Scheduled, value_at
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Stage
 
 
@@ -178,13 +178,17 @@ class TreeNoise(BatchNoise):
 
     def declare(self) -> Declaration:
         """Return the clip, and the noise multiplier of the whole tree."""
-        positive(leaves=self.leaves)
+        whole_number(1, leaves=self.leaves)
+        refuse({"the σ of a tree is one number: give noise_scale a number, not a schedule.":
+                isinstance(self.noise_scale, Schedule)})  # fmt: skip
         height = self.leaves.bit_length()
         return BatchNoise(self.clip, self.sigma() / height**0.5, self.divide_by).declare()
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [1, …] with the noise by which the next prefix sum's noise differs."""
         noisy, step = super().__call__(values, ctx), ctx.iteration + 1
+        refuse({f"a tree of leaves = {self.leaves} has no step {step}: give it as many leaves as "
+                "there are local iterations.": step > self.leaves})  # fmt: skip
         # at each client, the nodes whose noise the prefix sum carries, by their level
         nodes = ctx.state.setdefault("tree", {}).setdefault(ctx.clients[0], {})
         if step == 1:

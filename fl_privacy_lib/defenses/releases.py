@@ -185,7 +185,8 @@ def _example_release(
     noise: Noise, moved: float, reasons: list[Reason], plan: Plan, holding: Holding, unit: Unit
 ) -> Release:
     """Return the release of every example's gradient, which a unit moves by `moved` · C."""
-    mean = mean_std(noise.least(plan.rounds), 1.0, plan.batch_size, noise.divide_by)
+    scale = noise.least(plan.rounds) * noise.factor
+    mean = mean_std(scale, 1.0, plan.batch_size, noise.divide_by)
     z = mean * math.sqrt(plan.batch_size) / moved
     of_client = plan.local_iterations * _largest_batch(plan, holding)
     of_example = plan.uses_per_participation(holding.client_size) * holding.repeats
@@ -204,7 +205,8 @@ def _batch_release(
     `place`: where the noise is added, to the mean or to each example.
     """
     # in units of C, [T]
-    scales = [noise.at(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
+    ratios = [level.bound(t) / clip.bound(t) for t in range(plan.rounds)]
+    scales = [noise.at(t) * noise.factor * ratio for t, ratio in enumerate(ratios)]
     std = mean_std(min(scales), 1.0, plan.batch_size, noise.divide_by)
     z = std * plan.batch_size / moved
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."

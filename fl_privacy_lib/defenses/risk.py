@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fl_privacy_lib._checks import InputError, in_range, one_of, whole_number
 from fl_privacy_lib.defenses.clipping import Gradient
 from fl_privacy_lib.defenses.representation import last_dense
-from fl_privacy_lib.defenses.slices import Slices, risk_balanced, size_balanced
+from fl_privacy_lib.defenses.slices import Slices, risk_balanced
 from fl_privacy_lib.models import Parameters, call, parameters_of
 
 CHUNK = 25  # examples whose Jacobians are taken together: what fits a cache
@@ -165,7 +165,7 @@ def sensitivity_slices(
     weights = parameters_of(model)
     sizes = [w.numel() for w in weights.values()]
     if estimator == "size":
-        return size_balanced(sizes, count)
+        return risk_balanced(sizes, sizes, count)
     risks = layer_risks(model, weights, *root, estimator=estimator, probes=probes)
     return risk_balanced(sizes, list(risks.values()), count)
 

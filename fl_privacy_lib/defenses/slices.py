@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from fl_privacy_lib._checks import InputError, in_range, whole_number
+from fl_privacy_lib._checks import InputError, in_range, positive, whole_number
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.noise import add_noise
 from fl_privacy_lib.defenses.stage import ClientContext, Declaration, Noise, Stage
@@ -110,11 +110,6 @@ def risk_balanced(sizes: Sequence[int], risks: Sequence[float], count: int) -> S
     return Slices((0, *(block * cuts).tolist(), sum(sizes)))
 
 
-def size_balanced(sizes: Sequence[int], count: int) -> Slices:
-    """Return slices of equal size, as nearly as blocks allow; see `risk_balanced`."""
-    return risk_balanced(sizes, list(sizes), count)
-
-
 def reservoir(count: int, chosen: int, generator: torch.Generator) -> list[int]:
     """Return so many of `count` positions, every set of them equally likely.
 
@@ -152,6 +147,7 @@ class SlicePerturbation(Stage):
 
     def __post_init__(self) -> None:
         in_range(0, math.inf, std=self.std)
+        positive(clip_norm=1.0 if self.clip_norm is None else self.clip_norm)
         whole_number(1, slices=self.count)
         if not 0 < self.share <= 1:
             raise InputError(f"share = {self.share} must be above 0 and at most 1.")
@@ -174,7 +170,11 @@ class SlicePerturbation(Stage):
     def of(self, gradient: Gradient) -> Slices:
         """Return the slices of a gradient, tensors [n, …]."""
         sizes = [g[0].numel() for g in gradient.values()]
-        slices = size_balanced(sizes, self.slices) if isinstance(self.slices, int) else self.slices
+        slices = (
+            risk_balanced(sizes, sizes, self.slices)
+            if isinstance(self.slices, int)
+            else self.slices
+        )
         if slices.edges[-1] != sum(sizes):
             raise InputError(
                 f"the slices cover {slices.edges[-1]} coordinates, the gradient has {sum(sizes)}: "

@@ -75,7 +75,7 @@ class Noise:
         What σ is multiplied with: a bound that is known beforehand, a statistic of the private
         batch, or nothing.
     divide_by : {'sqrt_batch', 'batch', 'none'}, of the noise on a batch mean, see `noise.mean_std`
-    factor : float, > 0, what σC is multiplied with besides, of the noise on an update
+    factor : float, > 0, what σC is multiplied with besides
     centred : bool
         Whether gradients are centred before clipping, so that an absent example moves a release
         like a replaced one.

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_privacy_lib._checks import InputError, one_of, positive, refuse
+from fl_privacy_lib._checks import InputError, one_of, refuse, whole_number
 from fl_privacy_lib.data.partition import Partition
 from fl_privacy_lib.defenses.limits import noisy
 from fl_privacy_lib.defenses.route import Defense
@@ -143,9 +143,11 @@ def simulate(
             f"examples or labels are a {type(part).__name__}: make them a tensor, "
             "torch.from_numpy(…).": not torch.is_tensor(part)
             for part in (*train, *(evaluation or ()))
-        })  # fmt: skip
+        } | {f"{len(x)} examples have {len(y)} labels: give each example one.": len(x) != len(y)
+             for x, y in (train, evaluation or train)})  # fmt: skip
         check_per_example(model)
-        positive(workers=workers, clients_per_chunk=clients_per_chunk or 1)
+        whole_number(1, workers=workers, evaluate_every=evaluate_every, save_every=save_every,
+                     clients_per_chunk=1 if (c := clients_per_chunk) is None else c)  # fmt: skip
         form = _form(model, train, plan, defense, engine, loss)
         chunk = CPU_CHUNK if train[0].device.type == "cpu" else plan.participants
         job = Job(model, train, partition, plan, defense, form, clients_per_chunk or chunk, loss)
@@ -288,6 +290,8 @@ def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
             ),
             f"the partition has {job.partition.clients} clients, the plan {plan.clients}: make "
             "them equal.": job.partition.clients != plan.clients,
+            f"the partition is one of {job.partition.examples} examples, and there are "
+            f"{len(job.train[0])}: cut it for these.": job.partition.examples != len(job.train[0]),
             f"the defence {defense.name!r} keeps a state that its clients may change, which "
             f"processes would not share: use one process (now {processes}), which is workers = 1 "
             "without torchrun.": (

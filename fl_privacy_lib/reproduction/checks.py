@@ -84,16 +84,17 @@ def _pair(pair: dict[str, Any]) -> dict[str, Any]:
 def _half_width(pair: dict[str, Any], arms: pd.DataFrame) -> float:
     """Return half the width of a difference's 95 % interval, by Welch's t; of one seed, see above.
 
-    Rates of attacks spread over networks, all else over repetitions.
+    Rates of attacks spread over networks, in population form, all else over repetitions.
     """
+    of_attacks = "victims" in pair
     sides = [
-        (pair["std" + end] ** 2, int(pair[("seeds" if "victims" in pair else "n") + end]))
+        (pair["std" + end] ** 2, int(pair[("seeds" if of_attacks else "n") + end]))
         for end in ("", "_than")
     ]
     if min(n for _, n in sides) < SEEDS:
-        spreads = arms["std"][arms["n"].astype(int) >= SEEDS]
+        spreads = arms["std"][arms["seeds" if of_attacks else "n"].astype(int) >= SEEDS]
         return 3 * float(spreads.max()) if len(spreads) else np.inf
-    squares = [variance / n for variance, n in sides]
+    squares = [variance / (n - of_attacks) for variance, n in sides]
     if not sum(squares):
         return 0.0
     freedom = sum(squares) ** 2 / sum(
@@ -132,9 +133,13 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     metric, most = test["metric"], test["check"] == "at_most"
     for cell in (c for c in cells(frame) if metric in c):
         bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
-        gap, std, n = cell[metric] - bound, cell[f"{metric}_std"], int(cell[f"{metric}_n"])
+        gap, std = cell[metric] - bound, cell[f"{metric}_std"]
+        n, of_attacks = (
+            int(cell["seeds" if "victims" in cell else f"{metric}_n"]),
+            "victims" in cell,
+        )
         upper = 2 * cell.get(metric.removeprefix("sure_"), cell[metric]) - cell[metric] - bound
-        chance = stats.t.ppf(0.975, n - 1) * std / n**0.5 if n > 1 else 0.0
+        chance = stats.t.ppf(0.975, n - 1) * std / (n - of_attacks) ** 0.5 if n > 1 else 0.0
         tied = 0 < chance >= abs(gap) or (gap < 0 <= upper and not most)
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
         held = None if why else gap <= 0 if most else gap >= 0

@@ -104,7 +104,9 @@ class Experiment(ABC):
     def identity(self, point: Any) -> dict[str, object]:
         """Return every setting that a point's result depends on."""
         settings = asdict(point) | vars(self)
-        return {"kind": type(point).__name__} | settings | content_of(settings.get("dataset", ""))
+        parts = (settings, *(part for part in settings.values() if isinstance(part, dict)))
+        dataset = next((part["dataset"] for part in parts if "dataset" in part), "")
+        return {"kind": type(point).__name__} | settings | content_of(dataset)
 
     def representative(self, point: Any) -> Any:
         """Return the point that is measured for this one; both have the same result."""
@@ -249,8 +251,7 @@ def record(
             report_progress(f"{part.name}: no learning rate is chosen yet; record its search first")
         while rows:
             _record_rows(experiment, part, rows, device, folder, meta)
-            # a search asks for more when it has seen these
-            rows = more if len(more := part.rows(here)) > len(rows) else []
+            rows = more if len(more := part.rows(here)) > len(rows) else []  # of a search
     if left_out := [p.name or p.table for p in parts if only is None and p not in wanted]:
         report_progress(f"left out without a GPU; --only records one: {', '.join(left_out)}")
     if not recorded:

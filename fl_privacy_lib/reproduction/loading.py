@@ -4,9 +4,8 @@ import functools
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
-from fl_privacy_lib.data import Dataset, available, load
+from fl_privacy_lib.data import Dataset, available, load, npz
 from fl_privacy_lib.reproduction.paths import data_root, decoded_cache
 from fl_privacy_lib.reproduction.progress import report_progress
 
@@ -22,10 +21,10 @@ def load_cached(name: str, train_only: bool = True) -> Dataset:
 
 def content_of(dataset: str) -> dict[str, object]:
     """Return a digest of a reader's own file, {'content': …}; nothing for a known data set."""
-    if not dataset.startswith("npz:"):
+    if not dataset.startswith(npz.PREFIX):
         return {}
-    path = data_root() / Path(dataset.removeprefix("npz:")).expanduser()
-    return {"content": hashlib.sha256(path.read_bytes()).hexdigest()}
+    content = npz.path_of(dataset, data_root()).read_bytes()
+    return {"content": hashlib.sha256(content).hexdigest()}
 
 
 def only_available(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Every status, of a value, of a row of values and of a claim, is decided here and nowhere else.
 
 Others compare and gather: `agrees` says whether one value came out, `at_setting` which rows ran at
-the published setting, `why_unfair` which of them are no fair trial. `decide` turns what they
-gathered, an `Evidence`, into a status. A further status is one more rule there.
+the published setting, `why_unfair` which of them are no fair trial. `decide` turns each `Outcome`
+that they gathered into a status. A further status is one more rule there.
 """
 
 import functools

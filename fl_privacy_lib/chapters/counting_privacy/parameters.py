@@ -25,7 +25,7 @@ class CountingPrivacy(Settings):
     )
     clients: int = Field(1000, ge=1, le=10**7, description="clients in all, K")
     participants: int = Field(100, ge=1, le=10**7, description="clients in a round, K_t")
-    rounds: int = Field(100, ge=1, le=10**6, description="rounds, T")
+    rounds: int = Field(100, ge=1, le=20_000, description="rounds, T")
     local_iterations: int = Field(
         100, ge=1, le=10**6, description="local iterations in a participation, L"
     )
@@ -72,9 +72,7 @@ class CountingPrivacy(Settings):
     second_library: bool = Field(
         True, description="compare with TensorFlow Privacy where it is installed"
     )
-    device: Device = Field(
-        "auto", description="named in the records; accounting uses the CPU alone"
-    )
+    device: Device = Field("auto", description="without effect: accounting uses the CPU alone")
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:

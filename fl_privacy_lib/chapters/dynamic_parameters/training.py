@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fl_privacy_lib._checks import one_of
-from fl_privacy_lib.accounting.conventions import (
-    CYCLES,
-    CYCLIC_EPSILON,
-    EXPONENTIAL_EPSILON,
-    LINEAR_EPSILON,
-    PRINTED_NOISE,
-)
+from fl_privacy_lib.accounting import conventions
+from fl_privacy_lib.accounting.conventions import PRINTED_NOISE
 from fl_privacy_lib.defenses import (
     Clip,
     Defense,
@@ -48,12 +43,8 @@ READINGS = ("batch", "sqrt_batch", "none", "code", "not_applicable")
 'code': B, and where S is the largest norm, it is the mean of the examples' largest norms instead,
 as in the released code of the later paper, Fed-αCDP.
 """
-POLICIES = {
-    "linear": ("linear", LINEAR_EPSILON, 1),
-    "exponential": ("exponential", EXPONENTIAL_EPSILON, 1),
-    "cyclic": ("triangular", CYCLIC_EPSILON, CYCLES),
-}
-"""Policy of σ_t → shape, ε_0 at both ends, cycles; the schedules of ε that gave the tables."""
+POLICIES = {name: conventions.POLICIES[name] for name in ("linear", "exponential", "cyclic")}
+"""The schedules of ε that gave the tables."""
 DECAY = 3.0  # C_0 / C_T, or η_0 / η_T; the paper's is lost, Fed-CDP's goes from 6 to 2
 LOOKS = 100  # evaluations of a training that is judged, on all test examples
 

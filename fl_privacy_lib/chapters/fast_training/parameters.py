@@ -41,5 +41,5 @@ class FastTraining(Settings):
     )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, examples and noise")
     device: Device = Field(
-        "auto", description="auto: a CUDA device where there is one, else the CPU"
+        "auto", description="without effect: the engines are timed on the CPU alone"
     )

@@ -7,15 +7,7 @@ import numpy as np
 import torch
 
 from fl_privacy_lib._checks import InputError, one_of
-from fl_privacy_lib.accounting.conventions import (
-    CYCLES,
-    CYCLIC_EPSILON,
-    EXPONENTIAL_EPSILON,
-    LINEAR_EPSILON,
-    NOISE_MULTIPLIER,
-    PRINTED_NOISE,
-    STAIRCASE_EPSILON,
-)
+from fl_privacy_lib.accounting.conventions import NOISE_MULTIPLIER, POLICIES, PRINTED_NOISE
 from fl_privacy_lib.defenses import (
     Defense,
     Schedule,
@@ -41,13 +33,6 @@ divides; the released code divides by B.
 READINGS = (*DIVISORS, "released", "not_applicable")
 """'released': B divides, S is the mean of the examples' largest norms, each at least 0.1, and
 nothing below 32 is clipped, as in the released script."""
-POLICIES = {
-    "linear": ("linear", LINEAR_EPSILON, 1),
-    "staircase": ("staircase", STAIRCASE_EPSILON, 1),
-    "exponential": ("exponential", EXPONENTIAL_EPSILON, 1),
-    "cyclic": ("triangular", CYCLIC_EPSILON, CYCLES),
-}
-"""Policy of σ_t → shape, a step's ε at both ends, cycles: what gives the rounds of Table 8."""
 ALPHA = "fed_alpha_cdp"
 FALLING = tuple(f"{ALPHA}_sigma_{policy}" for policy in POLICIES)
 """Fed-αCDP[σ], in Table 8's order."""

@@ -48,6 +48,4 @@ class FedSel(Settings):
     seed: int = Field(
         0, ge=0, lt=2**31, description="seed of folds, order of clients and all draws"
     )
-    device: Device = Field(
-        "auto", description="named in the records; the chapter uses the CPU alone"
-    )
+    device: Device = Field("auto", description="without effect: the chapter uses the CPU alone")

@@ -48,7 +48,7 @@ class ThreatTypes(Settings):
     batch_iterations: int = Field(
         60, ge=1, le=10_000, description="attack iterations of the batch attack's pictures"
     )
-    start: Literal["patterned", "uniform", "normal"] = Field(
+    start: Literal["patterned", "normal"] = Field(
         "patterned", description="the attack's first dummy image"
     )
     optimiser: Literal["lbfgs", "adam"] = Field("lbfgs", description="the attack's optimiser")

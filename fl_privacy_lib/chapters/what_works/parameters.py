@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from fl_privacy_lib._checks import refuse
 from fl_privacy_lib.reproduction.settings import Device, Settings
 
 
@@ -45,5 +46,6 @@ class WhatWorks(Settings):
     @model_validator(mode="after")
     def _check_margin(self) -> Self:
         """Refuse a margin that leaves nobody who adds noise."""
-        self.check_order(margin="clients")
+        refuse({f"margin = {self.margin} leaves none of clients = {self.clients} to add noise: "
+                "lower margin.": self.margin >= self.clients})  # fmt: skip
         return self

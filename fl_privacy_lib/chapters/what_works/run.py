@@ -55,8 +55,9 @@ class WhatWorksExperiment(Experiment):
         known = dict(vars(getattr(point, "training", point)))
         if "summed" in known:  # trains as one client that holds what all of them have
             del known["clients"], known["setting"]
-        shown = " ".join(f"{sign}{known[name]}" for name, sign in SHOWN.items() if name in known)
-        return f"{shown}: {next(f'{n} {v.mean():.4f}' for n, v in result.items())}"
+        return " ".join(f"{sign}{known[n]}" for n, sign in SHOWN.items() if n in known) + next(
+            f": {name} {value.mean():.4f}" for name, value in result.items()
+        )
 
 
 EXPERIMENT = WhatWorksExperiment()

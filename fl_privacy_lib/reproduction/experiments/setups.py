@@ -31,11 +31,6 @@ class Setup(NamedTuple):
     clients: int = 1000
 
 
-def network_for(shape: tuple[int, ...]) -> str:
-    """Return the name of the network that the papers train on examples of a shape."""
-    return "training_cnn" if len(shape) == 3 else "mlp"
-
-
 SETUPS = {
     "mnist": Setup(5, ROUNDS["mnist"], 50_000, (1, 28, 28), 10,
                    lambda d, k, rng: two_shards(d.train_y, k, 500, rng)),

@@ -191,5 +191,4 @@ def test_every_recorded_row_still_stands():
             rows = part.rows(part.datasets)
             frame = recorded_rows(MEASURED / f"{part.table}.csv", rows[0].key)
             missing = sum(not is_recorded(frame, row) for row in rows)
-            allowed = 2 if part.table == "attacks/several_observations" else 0  # not run yet
-            assert missing <= allowed, (number, part.table, missing)
+            assert not missing, (number, part.table, missing)

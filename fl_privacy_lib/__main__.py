@@ -136,8 +136,10 @@ def _serve(port: int) -> None:
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", "it is none")
-        raise InputError(f"port {port} cannot be used ({why}): name another with --port.") from None
+        raise InputError(
+            f"port {port} cannot be used ({getattr(error, 'strerror', 'it is none')}): "
+            "name another with --port."
+        ) from None
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"the book: http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)
         server.serve_forever()

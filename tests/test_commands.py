@@ -318,6 +318,8 @@ def test_a_port_in_use_gets_one_sentence(monkeypatch, tmp_path):
         taken.listen()
         with pytest.raises(InputError, match="name another with --port"):
             __main__._serve(taken.getsockname()[1])
+    with pytest.raises(InputError, match="port 99999 cannot be used"):
+        __main__._serve(99999)
 
 
 def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_in, monkeypatch):

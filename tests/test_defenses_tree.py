@@ -133,6 +133,10 @@ def test_a_tree_has_one_scale_and_as_many_leaves_as_steps():
         TreeNoise(CLIP, Schedule(15.0, 5.0, 100), leaves=4).declare()
     with pytest.raises(InputError, match=r"leaves = 2\.5 must be a whole number"):
         TreeNoise(CLIP, 1.0, leaves=2.5).declare()
+    short = Defense("tree", PerExample(CLIP), TreeNoise(CLIP, 15.0, leaves=2))
+    plan = Plan(1, 1, 2, 3, 4, batch_sampling="one_pass_fixed", local_lr=1.0)
+    with pytest.raises(InputError, match=r"covers 2 local iterations .* the plan has 3"):
+        statement(short, plan, Holding(12, 12, 1), delta=DELTA)
     ctx = ClientContext(0, (0,), [torch.Generator()], state={}, iteration=2, batch_size=1)
     with pytest.raises(InputError, match="leaves = 2 has no step 3"):
         TreeNoise(CLIP, 1.0, leaves=2)({"w": torch.zeros(1, 3)}, ctx)

@@ -177,12 +177,15 @@ class TreeNoise(BatchNoise):
     leaves: int = 1
 
     def declare(self) -> Declaration:
-        """Return the clip, and the noise multiplier of the whole tree."""
+        """Return the clip, the noise multiplier of the whole tree, and the steps it is for."""
         whole_number(1, leaves=self.leaves)
         refuse({"the σ of a tree is one number: give noise_scale a number, not a schedule.":
                 isinstance(self.noise_scale, Schedule)})  # fmt: skip
         height = self.leaves.bit_length()
-        return BatchNoise(self.clip, self.sigma() / height**0.5, self.divide_by).declare()
+        return replace(
+            BatchNoise(self.clip, self.sigma() / height**0.5, self.divide_by).declare(),
+            steps=self.leaves,
+        )
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
         """Return batch means [1, …] with the noise by which the next prefix sum's noise differs."""

@@ -7,7 +7,7 @@ often an example is used, how far it can move a release, or how much noise cover
 import math
 from typing import NamedTuple
 
-from fl_privacy_lib._checks import InputError, one_of, whole_number
+from fl_privacy_lib._checks import InputError, one_of, refuse, whole_number
 from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
 from fl_privacy_lib.accounting.schedules import rounded_down
 from fl_privacy_lib.defenses.clipping import Clip
@@ -100,12 +100,15 @@ def release(
         if uncovered(defense, tap, place) is not None:
             continue
         assert says.clip is not None and says.noise is not None  # it would be uncovered
+        refuse({f"{defense.name} covers {says.steps} local iterations of a round, and the plan has "
+                f"{plan.local_iterations}: give its tree as many leaves.":
+                plan.local_iterations > (says.steps or plan.local_iterations)})  # fmt: skip
         local = place in LOCAL
         moved, reasons = _sensitivity(
             says.clip, says.noise, holding, relation, not local and unit == "example"
         )
         if not local:
-            z = says.noise.least(plan.rounds) * says.noise.factor / moved
+            z = says.noise.least(plan.rounds) / moved
             uses = ("uses", "a client's update is released once in a participation.")
             releases.append(Release(z, 1, (*reasons, uses)))
         elif place == "per_example" and (tap == "example" or len(rules) > 1):
@@ -185,8 +188,7 @@ def _example_release(
     noise: Noise, moved: float, reasons: list[Reason], plan: Plan, holding: Holding, unit: Unit
 ) -> Release:
     """Return the release of every example's gradient, which a unit moves by `moved` · C."""
-    scale = noise.least(plan.rounds) * noise.factor
-    mean = mean_std(scale, 1.0, plan.batch_size, noise.divide_by)
+    mean = mean_std(noise.least(plan.rounds), 1.0, plan.batch_size, noise.divide_by)
     z = mean * math.sqrt(plan.batch_size) / moved
     of_client = plan.local_iterations * _largest_batch(plan, holding)
     of_example = plan.uses_per_participation(holding.client_size) * holding.repeats
@@ -205,8 +207,7 @@ def _batch_release(
     `place`: where the noise is added, to the mean or to each example.
     """
     # in units of C, [T]
-    ratios = [level.bound(t) / clip.bound(t) for t in range(plan.rounds)]
-    scales = [noise.at(t) * noise.factor * ratio for t, ratio in enumerate(ratios)]
+    scales = [noise.strength(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
     std = mean_std(min(scales), 1.0, plan.batch_size, noise.divide_by)
     z = std * plan.batch_size / moved
     text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."

@@ -97,9 +97,13 @@ class Noise:
         """Return σ of a round."""
         return value_at(self.scale, round)
 
+    def strength(self, round: int) -> float:
+        """Return σ of a round times the factor: what covers a release."""
+        return self.at(round) * self.factor
+
     def least(self, rounds: int) -> float:
-        """Return the smallest σ of so many rounds."""
-        return min(self.at(round) for round in range(rounds))
+        """Return the smallest strength of so many rounds."""
+        return min(self.strength(round) for round in range(rounds))
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class Declaration:
     local : bool
         Whether it is a locally private report, whose ε is pure: that of its mechanisms
         (`defenses.selection`, `defenses.perturbation`).
+    steps : int or None, the most local iterations of a round that the noise covers; None: any
     """
 
     clip: Clip | None = None
@@ -130,9 +135,10 @@ class Declaration:
     shrinks: bool = False
     count_scale: float | None = None
     local: bool = False
+    steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.noise is not None and not self.noise.at(0) * self.noise.factor:
+        if self.noise is not None and not self.noise.strength(0):
             object.__setattr__(self, "noise", None)  # noise of scale 0 is none
 
 

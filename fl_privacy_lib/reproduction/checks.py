@@ -81,26 +81,25 @@ def _pair(pair: dict[str, Any]) -> dict[str, Any]:
     return compared(pair, pair["mean_than"], pair["mean"], pair["std"])
 
 
-def _half_width(pair: dict[str, Any], arms: pd.DataFrame) -> float:
-    """Return half the width of a difference's 95 % interval, by Welch's t; of one seed, see above.
+def _squared_error(row: dict[str, Any], std: str, n: str, seeds: str) -> tuple[float, int]:
+    """Return the squared standard error of a mean, and how many repetitions are behind it.
 
-    Rates of attacks spread over networks, in population form, all else over repetitions.
+    Those of attacks are networks, whose deviation is recorded in population form.
     """
-    of_attacks = "victims" in pair
-    sides = [
-        (pair["std" + end] ** 2, int(pair[("seeds" if of_attacks else "n") + end]))
-        for end in ("", "_than")
-    ]
+    count, of_attacks = int(row[seeds if "victims" in row else n]), "victims" in row
+    return row[std] ** 2 / max(1, count - of_attacks), count
+
+
+def _half_width(pair: dict[str, Any], arms: pd.DataFrame) -> float:
+    """Return half the width of a difference's 95 % interval: Welch's t; of one seed, see above."""
+    sides = [_squared_error(pair, f"std{e}", f"n{e}", f"seeds{e}") for e in ("", "_than")]
     if min(n for _, n in sides) < SEEDS:
-        spreads = arms["std"][arms["seeds" if of_attacks else "n"].astype(int) >= SEEDS]
+        spreads = arms["std"][arms["seeds" if "victims" in arms else "n"].astype(int) >= SEEDS]
         return 3 * float(spreads.max()) if len(spreads) else np.inf
-    squares = [variance / (n - of_attacks) for variance, n in sides]
-    if not sum(squares):
+    if not (total := sum(square for square, _ in sides)):
         return 0.0
-    freedom = sum(squares) ** 2 / sum(
-        s**2 / (n - 1) for s, (_, n) in zip(squares, sides, strict=True)
-    )
-    return float(stats.t.ppf(0.975, freedom) * sum(squares) ** 0.5)
+    freedom = total**2 / sum(square**2 / (n - 1) for square, n in sides)
+    return float(stats.t.ppf(0.975, freedom) * total**0.5)
 
 
 def _best(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
@@ -134,12 +133,9 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     for cell in (c for c in cells(frame) if metric in c):
         bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
         gap, std = cell[metric] - bound, cell[f"{metric}_std"]
-        n, of_attacks = (
-            int(cell["seeds" if "victims" in cell else f"{metric}_n"]),
-            "victims" in cell,
-        )
+        square, n = _squared_error(cell, f"{metric}_std", f"{metric}_n", "seeds")
         upper = 2 * cell.get(metric.removeprefix("sure_"), cell[metric]) - cell[metric] - bound
-        chance = stats.t.ppf(0.975, n - 1) * std / (n - of_attacks) ** 0.5 if n > 1 else 0.0
+        chance = stats.t.ppf(0.975, n - 1) * square**0.5 if n > 1 else 0.0
         tied = 0 < chance >= abs(gap) or (gap < 0 <= upper and not most)
         why = cell.get("unfair", "") or (TOO_WIDE if tied else "")
         held = None if why else gap <= 0 if most else gap >= 0

@@ -160,14 +160,13 @@ def _beside(found: Verdict, entry: dict[str, Any], full: pd.DataFrame) -> tuple[
     """Return what a reader has to know besides why a claim has its status."""
     search = "" if found.status is Status.REPRODUCED else trial_of(entry["table"]).get("search")
     idle = sum(bool(o.held) and not o.cell.get("learns", True) for o in found.outcomes)
-    words = (
+    return tuple(filter(None, (
         f"tried: {entry['tried']}" if "tried" in entry else "",
         f"{idle} of those that hold have not learned" if idle else "",
         *_departures(entry, full),
         _coverage(entry, found),
         f"every rate tried: results/measured/{search}.csv" if search else "",
-    )
-    return tuple(filter(None, words))
+    )))  # fmt: skip
 
 
 def _gaps(outcomes: list[Outcome]) -> str:

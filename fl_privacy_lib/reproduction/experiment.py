@@ -104,8 +104,8 @@ class Experiment(ABC):
     def identity(self, point: Any) -> dict[str, object]:
         """Return every setting that a point's result depends on."""
         settings = asdict(point) | vars(self)
-        parts = (settings, *(part for part in settings.values() if isinstance(part, dict)))
-        dataset = next((part["dataset"] for part in parts if "dataset" in part), "")
+        dataset = next((part["dataset"] for part in (settings, *settings.values())
+                        if isinstance(part, dict) and "dataset" in part), "")  # fmt: skip
         return {"kind": type(point).__name__} | settings | content_of(dataset)
 
     def representative(self, point: Any) -> Any:

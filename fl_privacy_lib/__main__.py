@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 from fl_privacy_lib._checks import InputError
@@ -56,7 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0, 2 for an input to mend; 130 or 143 when it is interrupted.
     """
     options, late = parser().parse_known_args(arguments)
-    signal.signal(signal.SIGTERM, _terminate)
+    # an interrupted pool ends at once: its tracker would warn that it clears up after it
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     try:
         if hasattr(options, "parameters"):
             # argparse takes positional words only before the first option
@@ -82,11 +86,12 @@ def main(arguments: list[str] | None = None) -> int:
             flush=True,
         )
         # at once: a clean exit would wait for the workers' points under way
-        os._exit(stop.args[0] if stop.args else 130)
+        os._exit(stop.args[0])
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(128 + number)  # as Ctrl-C, but for the exit status
+def _stop(number: int, frame: FrameType | None) -> None:
+    threading.excepthook = lambda _: None  # the pool's own thread may stumble over its end
+    raise KeyboardInterrupt(128 + number)
 
 
 def _dispatch(options: argparse.Namespace) -> int:
@@ -163,6 +168,7 @@ def _show_parameters(name: str) -> None:
     """Print a chapter's parameters: default, allowed words or range, meaning."""
     kind = chapter(name)
     print(f"{kind.notebook}: write name=value; defaults are the quick profile's")
+    full = vars(kind.of_profile("full"))
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     for parameter, field in kind.model_fields.items():
         words = [str(word) for word in getattr(field.annotation, "__args__", ())]
@@ -176,6 +182,7 @@ def _show_parameters(name: str) -> None:
             if hasattr(rule, name)
         ]
         limits = f" [{' | '.join(words) or ', '.join(bounds)}]" if words or bounds else ""
+        limits += f" (full: {full[parameter]})" if full[parameter] != field.default else ""
         print(f"  {parameter} = {field.default}{limits}  {field.description}")
 
 

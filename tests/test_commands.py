@@ -441,3 +441,59 @@ def test_serving_without_a_book_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "BUILD", Path(tmp_path))
     with pytest.raises(InputError, match="make book"):
         __main__._serve(0)
+
+
+SLOW = """
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_privacy_lib import __main__
+from fl_privacy_lib.reproduction.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Point:
+    number: int
+
+
+class Slow(Experiment):
+    chapter = "slow"
+    parts = None
+
+    def run(self, point, device):
+        Path(f"begun_{point.number}").touch()
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    __main__._dispatch = lambda options: list(
+        Slow().finish([Point(number) for number in range(6)], workers=2)
+    )
+    sys.exit(__main__.main(["record", "01"]))
+"""
+
+
+@pytest.mark.parametrize(("stop", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_pool_says_one_sentence(stop, status, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = subprocess.Popen(
+        [sys.executable, "slow.py"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # whoever runs the tests may ignore Ctrl-C (nohup does), and a process inherits that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("begun_*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, stop)  # as a terminal does
+        _, said = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == status
+    assert said == "interrupted: finished points are kept; the same command continues.\n"

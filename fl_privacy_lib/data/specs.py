@@ -89,11 +89,8 @@ def _describe_cut(train: int, validation: int) -> str:
             f"(seed {splits.SPLIT_SEED}), not stratified; no test records.")  # fmt: skip
 
 
-_SCALED = (
-    "Each attribute is scaled by its range over the training records; values outside it are "
-    "clipped to [0, 1]."
-)
-
+_SCALED = ("Each attribute is scaled by its range over the training records; values outside it "
+           "are clipped to [0, 1].")  # fmt: skip
 
 # file of an idx image set → SHA-256 compressed, and as it is
 _MNIST = {
@@ -232,7 +229,9 @@ DATASETS: dict[str, Spec] = {
                 "has others.",
             ),
         ),
-        build=splits.build_lfw,
+        build=lambda arrays: splits.cut_three_to_one(
+            splits.channels_first(arrays["images"]), arrays["labels"], arrays["names"].tolist()
+        ),
         licence="for research, no formal licence",
         source="Huang, Ramesh, Berg and Learned-Miller, Labeled Faces in the Wild, 2007",
         note="The 62 people with at least 20 pictures, cropped to rows 70 to 194 and columns 78 to "
@@ -244,12 +243,13 @@ DATASETS: dict[str, Spec] = {
         title="Breast cancer",
         kind="tabular",
         layouts=(Layout(files=(), decode=partial(decoders.decode_bundled, name="breast_cancer")),),
-        build=splits.build_cancer,
+        build=lambda arrays: splits.scaled_by_training(
+            splits.cut_three_to_one(arrays["x"], arrays["y"], arrays["classes"].tolist())
+        ),
         licence="CC BY 4.0",
         source="Wolberg, Mangasarian, Street and Street, Breast Cancer Wisconsin (Diagnostic), "
         "1993, as it comes with scikit-learn",
-        note=f"{_describe_cut(426, 143)} Each attribute is scaled by its range over the training "
-        "records; validation values outside it are clipped to [0, 1].",
+        note=f"{_describe_cut(426, 143)} {_SCALED}",
     ),
     "digits": Spec(
         title="Digits",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.ndimage import zoom
@@ -13,18 +14,7 @@ SPLIT_SEED = 20210707
 # Training images of MNIST, Fashion-MNIST and CIFAR-10 that validate.
 HELD_OUT = 10_000
 
-CIFAR_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CIFAR_CLASSES = tuple("airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck".split(","))
 DIGIT_CLASSES = tuple("0123456789")
 CLOTHES_CLASSES = tuple(
     "T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot".split(",")
@@ -80,9 +70,7 @@ class About:
 
 def unit_range(pixels: np.ndarray) -> np.ndarray:
     """Return uint8 values 0..255 as float32 in [0, 1], of the same shape, with a single copy."""
-    values = pixels.astype(np.float32, order="C")
-    values /= np.float32(255)
-    return values
+    return np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
 
 
 def channels_first(images: np.ndarray) -> np.ndarray:
@@ -115,16 +103,11 @@ def cut_three_to_one(x: np.ndarray, y: np.ndarray, classes: Sequence[str]) -> Pa
 
 def _scaled(parts: Parts, shift: np.ndarray, span: np.ndarray, low: float, high: float) -> Parts:
     """Return the parts with each column, less its shift, over its span; float32 in [low, high]."""
-
-    def scale(x: np.ndarray) -> np.ndarray:
-        return np.clip((x - shift) / span, low, high).astype(np.float32)
-
-    return replace(
-        parts,
-        train_x=scale(parts.train_x),
-        validation_x=scale(parts.validation_x),
-        test_x=scale(parts.test_x),
-    )
+    scaled: dict[str, Any] = {
+        name: np.clip((getattr(parts, name) - shift) / span, low, high).astype(np.float32)
+        for name in ("train_x", "validation_x", "test_x")
+    }
+    return replace(parts, **scaled)
 
 
 def scaled_by_training(parts: Parts) -> Parts:
@@ -144,20 +127,6 @@ def standardised(parts: Parts) -> Parts:
     """
     mean, std = parts.train_x.mean(axis=0), parts.train_x.std(axis=0)  # [F]
     return _scaled(parts, mean, np.where(std > 0, std, 1), -np.inf, np.inf)
-
-
-def build_lfw(arrays: Arrays) -> Parts:
-    """Return 2,267 / 756 / 0 faces [N, 3, 32, 32]."""
-    return cut_three_to_one(
-        channels_first(arrays["images"]), arrays["labels"], arrays["names"].tolist()
-    )
-
-
-def build_cancer(arrays: Arrays) -> Parts:
-    """Return 426 / 143 / 0 records [N, 30]."""
-    return scaled_by_training(
-        cut_three_to_one(arrays["x"], arrays["y"], arrays["classes"].tolist())
-    )
 
 
 def build_digits(arrays: Arrays) -> Parts:

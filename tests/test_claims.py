@@ -208,6 +208,7 @@ FAILURES = {
     "not searched": ({}, {"searched": None}),
     "one seed": ({"seeds": "1"}, {}),
     "diverged": ({}, {"diverged": 1 / 3}),
+    "diverged, so that the mean is at the guess": ({}, {"diverged": 1 / 3, "guess": 0.5}),
     "reduced": ({"rounds": "20"}, {}),
     "another reading": ({"setting": "code"}, {}),
 }

@@ -182,8 +182,8 @@ def why_unfair(cell: Mapping[str, Any]) -> str:
         return "some learning rates were not searched in their own cells; a search there would tell"
     if int(cell["seeds"]) < SEEDS and int(cell["participants"]) < TAKEN_OVER_FROM:
         return f"some cells have {cell['seeds']} of {SEEDS} seeds"
-    # where none learns, the guess is the result
-    lost = cell.get("diverged", 0) > 0 and learns(cell)
+    # where all are lost, the guess is the result
+    lost = 0 < cell.get("diverged", 0) < 1 or (cell.get("diverged", 0) and learns(cell))
     return "some trainings diverged at the chosen rate" if lost else ""
 
 

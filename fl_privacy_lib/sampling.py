@@ -197,8 +197,8 @@ class Plan:
             self.seed, *((_FIXED_ORDER, client) if fixed else (_BATCHES, round, client))
         )
         if self.batch_sampling == "poisson":
-            rate = size / client_size
-            return [np.flatnonzero(rng.random(client_size) < rate) for _ in range(count)]
+            return [np.flatnonzero(rng.random(client_size) < size / client_size)
+                    for _ in range(count)]  # fmt: skip
         if self.batch_sampling == "with_replacement":
             return [rng.choice(client_size, size, replace=False) for _ in range(count)]
         order = rng.permutation(client_size)

@@ -104,6 +104,16 @@ def test_more_guesses_than_canaries_get_one_sentence(values, word):
         p_value(*values, 1.0, 0.0)
 
 
+def test_a_wrong_delta_or_level_or_number_of_guesses_gets_one_sentence():
+    """A δ below 0 would raise the bound above what the canaries show."""
+    with pytest.raises(InputError, match="delta = -1"):
+        audited_epsilon(70, 100, 100, -1.0)
+    with pytest.raises(InputError, match="level = 0"):
+        audited_epsilon(70, 100, 100, 0.0, 0.0)
+    with pytest.raises(InputError, match="guesses = 10 must lie between 0 and 4"):
+        right_guesses(np.arange(4.0), np.array([False, False, True, True]), 10)
+
+
 def test_half_of_the_guesses_go_to_each_end():
     present = np.array([True, False, True, False, True, True])
     scores = np.array([5.0, -3.0, -9.0, 0.0, 0.1, 4.0])

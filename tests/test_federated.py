@@ -227,6 +227,18 @@ def test_examples_that_are_no_tensors_are_named():
         simulate(model, (x, y.numpy()), partition, plan_of(), non_private())
 
 
+def test_values_that_are_not_finite_and_labels_that_are_no_classes_are_refused():
+    """One infinite value becomes NaN behind any clipping; a label of −100 would be passed over."""
+    model, (x, y), partition = setting("mlp")
+    broken = x.clone()
+    broken[0] *= math.inf
+    with pytest.raises(InputError, match="values that are not finite"):
+        simulate(model, (broken, y), partition, plan_of(), non_private())
+    for labels in (y - 100, y.double(), y.int()):
+        with pytest.raises(InputError, match="takes classes from 0"):
+            simulate(model, (x, labels), partition, plan_of(), non_private())
+
+
 def test_a_partition_for_another_number_of_clients_is_refused():
     model, train, partition = setting("mlp")
     with pytest.raises(InputError, match="the partition has 4 clients, the plan 5"):

@@ -367,6 +367,15 @@ def test_in_one_epoch_a_memory_changes_nothing():
     assert not torch.equal(more[0].weights["0.weight"], more[1].weights["0.weight"])
 
 
+def test_a_round_without_clients_changes_nothing():
+    """Poisson draws of one client in 40 leave most of the rounds empty."""
+    train, defense = reports_data(), local_privacy("d", TwoStage(drawn, noisy, clients=K))
+    plan = plan_of(rounds=20, participants=1, client_sampling="poisson")
+    assert any(len(plan.participants_of(t)) == 0 for t in range(20))
+    run = simulate_reports(train, plan, defense, LOSSES[0])
+    assert len(run.history) == 20 and run.weights["0.weight"].isfinite().all()
+
+
 def test_simulate_reports_repeats_bit_by_bit_and_depends_on_the_seed():
     train, defense = reports_data(), local_privacy("d", TwoStage(drawn, noisy, clients=K))
     one, same, other = (

@@ -5,7 +5,7 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, one_of, positive
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive
 from fl_privacy_lib.accounting.composition import Theorem, composed, composition_spending, step_sums
 from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_spending
@@ -30,7 +30,7 @@ ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 Events = Event | Ledger | Sequence[Event]
 
 _LARGEST_NOISE = 1e6
-_LEAST_NOISE = 1e-6
+_LEAST_NOISE = 1e-3
 
 
 def _theorem(name: Theorem) -> Callable[[Ledger, float], Spending]:
@@ -168,7 +168,8 @@ def noise_for(
     accountant, delta
         As for `fl_privacy_lib.accounting.accountants.spend`.
     tolerance : float
-        Relative width of the answer, > 0. The answer is the noisier end: it keeps the target.
+        Relative width of the answer, in [1e-12, 1]. The answer is the noisier end, which keeps the
+        target.
 
     Raises
     ------
@@ -183,7 +184,8 @@ def noise_for(
     >>> print(f"{noise_for(1.0, plan, 'rdp', 1e-5):.3f}")
     4.126
     """
-    positive(epsilon=epsilon, tolerance=tolerance)
+    positive(epsilon=epsilon)
+    in_range(1e-12, 1, tolerance=tolerance)  # a float has no more digits
 
     def cost(noise: float) -> float:
         return spend(events(noise), accountant, delta).epsilon

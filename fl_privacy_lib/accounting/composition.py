@@ -133,8 +133,9 @@ def composed(sums: dict[str, Floats], theorem: Theorem, slack: float = STEP_DELT
         "advanced_tanh": root + sums["drift_tanh"],
         "optimal_third_term": sums["drift_tanh"] + np.sqrt(spread),
     }
-    terms = ("base", "advanced_tanh", "optimal_third_term")
-    bounds["optimal"] = np.minimum.reduce([bounds[term] for term in terms])
+    bounds["optimal"] = np.minimum.reduce(
+        [bounds[term] for term in ("base", "advanced_tanh", "optimal_third_term")]
+    )
     return bounds[theorem]
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fl_privacy_lib._checks import InputError, one_of, positive, refuse, whole_number
+from fl_privacy_lib._checks import InputError, in_range, one_of, refuse, whole_number
 
 Unit = Literal["example", "client", "local_report"]
 Relation = Literal["add_remove", "replace_one"]
@@ -80,7 +80,7 @@ class Event:
                 ),
             }
         )
-        positive(noise_multiplier=self.noise_multiplier)
+        in_range(1e-4, 1e8, noise_multiplier=self.noise_multiplier)  # beyond, floats give no bound
         whole_number(1, uses=self.uses)
 
 

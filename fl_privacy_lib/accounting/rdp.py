@@ -134,8 +134,8 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
     if not orders or min(orders) <= 1:
         raise InputError(f"orders = {orders} must be at least one number, all greater than 1.")
     ledger = Ledger.of(events)
-    rates = np.where(ledger.sampled, ledger.rates, 1.0)
-    pairs, where = np.unique(np.stack([rates, ledger.noise], axis=1), axis=0, return_inverse=True)
+    pairs = np.stack([ledger.rates, ledger.noise], axis=1)
+    pairs, where = np.unique(pairs, axis=0, return_inverse=True)
     sampled = pairs[:, 0] < 1
     replaced = ledger.relation == "replace_one" and sampled.any()
     table = _replaced(pairs, orders) if replaced else _poisson(pairs, orders)
@@ -242,4 +242,4 @@ def rdp_spending(
     ledger = Ledger.of(events)
     rdp = ledger.uses @ step_rdp(ledger, orders)  # of all releases, [orders]
     each = order_epsilons(rdp, np.array(orders), delta, conversion)
-    return Spending(ledger, name, max(0.0, float(each.min())), delta, delta)
+    return Spending(ledger, name, float(np.maximum(0.0, each.min())), delta, delta)

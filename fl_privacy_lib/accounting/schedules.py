@@ -113,6 +113,7 @@ def rounded_down(noise: Iterable[float], step: float = 1.03) -> dict[float, int]
     values = np.fromiter(noise, np.float64)
     if not values.size:
         return {}
+    step = max(step, (values.max() / values.min()) ** (1 / 60))  # an accountant takes 64 at most
     steps = np.floor(np.log(values / values.min()) / math.log(step) + 1e-9)
     return dict(Counter((values.min() * step**steps).tolist()))
 

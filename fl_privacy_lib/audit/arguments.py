@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import binom, hypergeom
 
-from fl_privacy_lib._checks import InputError, positive, whole_number
+from fl_privacy_lib._checks import InputError, in_range, positive, whole_number
 from fl_privacy_lib.accounting.events import Floats, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon
 from fl_privacy_lib.sampling import Plan
@@ -127,8 +127,7 @@ def mixture_epsilon(probabilities: Floats, mu: float, delta: float) -> float:
     """
     positive(mu=mu)
     check_delta(delta=delta)
-    counts = np.flatnonzero(probabilities)
-    counts = counts[counts > 0]
+    counts = 1 + np.flatnonzero(probabilities[1:])
     if not counts.size:
         return 0.0
     return gdp_epsilon(mu * np.sqrt(counts), delta, probabilities[counts])
@@ -162,6 +161,8 @@ def visible_participation(
     >>> f"{hidden:.4f} {visible:.4f}"
     '0.0020 0.0238'
     """
+    in_range(1e-12, 1, rate=rate)
+    positive(noise_multiplier=noise_multiplier)
     mu = 1 / noise_multiplier
     inner = math.log1p(math.expm1(epsilon) / rate)
     return rate * float(gdp_delta(inner, mu)), rate * float(gdp_delta(epsilon, mu))

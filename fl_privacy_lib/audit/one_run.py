@@ -24,7 +24,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
     Raises
     ------
     InputError
-        If there are more right guesses than guesses, or more of these than canaries.
+        If there are more right guesses than guesses, or more of these than canaries; if δ is none.
 
     Notes
     -----
@@ -39,6 +39,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
     """
     in_range(0, canaries, guesses=guesses)
     in_range(0, guesses, right=right)
+    in_range(0, 1, delta=delta)
     chance = float(expit(epsilon))
     # P[v > W ≥ v - i] over i, [v]; no right guess proves nothing
     below = binom.pmf(np.arange(right)[::-1], guesses, chance).cumsum() / np.arange(1, right + 1)
@@ -61,6 +62,7 @@ def audited_epsilon(
     >>> [round(audited_epsilon(v, 1000, 1000, 0.0), 3) for v in (500, 750, 1000)]
     [0.0, 0.977, 5.809]
     """
+    in_range(1e-9, 1 - 1e-9, level=level)
 
     def left(epsilon: float) -> float:
         return p_value(right, guesses, canaries, epsilon, delta) - level
@@ -78,6 +80,7 @@ def right_guesses(scores: np.ndarray, present: np.ndarray, guesses: int) -> int:
     present : bool [m], the coins
     guesses : r, even, fixed before the scores are seen
     """
+    in_range(0, len(scores), guesses=guesses)
     order, half = np.argsort(scores, kind="stable"), guesses // 2
     return int((~present[order[:half]]).sum() + present[order[len(order) - half :]].sum())
 

@@ -101,7 +101,8 @@ def folded_shape(size: int, ratio: float, fold: str = "padded") -> tuple[int, in
     positive(size=size, ratio=ratio)
     one_of(["padded", "divisor"], fold=fold)
     if fold == "divisor":
-        rows = next(v for v in range(math.ceil(math.sqrt(ratio * size)), size + 1) if size % v == 0)
+        least = math.ceil(math.sqrt(ratio * size))
+        rows = next((v for v in range(least, size) if size % v == 0), size)
         return rows, size // rows
     columns = min(size, max(1, round(math.sqrt(size / ratio))))
     return -(-size // columns), columns

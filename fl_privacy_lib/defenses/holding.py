@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fl_privacy_lib._checks import InputError, whole_number
+from fl_privacy_lib._checks import refuse, whole_number
 from fl_privacy_lib.data.partition import Partition
 
 
@@ -42,10 +42,10 @@ class Holding:
     def __post_init__(self) -> None:
         counts = ("examples", "client_size", "tensors", "holders", "repeats")
         whole_number(1, **{name: getattr(self, name) for name in counts})
-        if self.repeats > self.client_size:
-            raise InputError(
-                f"repeats = {self.repeats} is more than client_size = {self.client_size}: lower it."
-            )
+        largest = self.largest_client or self.client_size
+        whole_number(self.client_size, largest_client=largest)
+        refuse({f"repeats = {self.repeats} is more than the {largest} examples of the largest "
+                "client: lower it.": self.repeats > largest})  # fmt: skip
 
     @classmethod
     def of(cls, partition: Partition, tensors: int) -> "Holding":

@@ -20,8 +20,8 @@ def parts_before(defense: Route, tap: str) -> list[tuple[Part, ...]]:
 
 def leading(defense: Route, tap: str) -> list[Rule]:
     """Return the first rule at each place before a tap: a guarantee rests on these alone."""
-    firsts = [rules[0] for rules in parts_before(defense, tap) if rules]
-    return [(first.place, first.says) for first in firsts if first.says is not None]
+    return [(rules[0].place, rules[0].says) for rules in parts_before(defense, tap)
+            if rules and rules[0].says is not None]  # fmt: skip
 
 
 def noisy(defense: Route, tap: str) -> list[Rule]:
@@ -33,9 +33,9 @@ def noisy(defense: Route, tap: str) -> list[Rule]:
     ]
 
 
-def counting(defense: Route, tap: str) -> Rule | None:
-    """Return the first leading rule before a tap that reports counts beside the gradient."""
-    return next((rule for rule in leading(defense, tap) if rule[1].count_scale is not None), None)
+def counting(defense: Route, tap: str) -> list[Rule]:
+    """Return the leading rules before a tap that report counts beside the gradient."""
+    return [rule for rule in leading(defense, tap) if rule[1].count_scale is not None]
 
 
 def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reason | None:
@@ -73,12 +73,12 @@ def unbounded(defense: Route, tap: str, sensitivity: str | None = None) -> Reaso
         return _no_noise(defense, tap)
     if all(reasons):
         return reasons[0]
-    counts = counting(defense, tap)
-    if counts is not None and not counts[1].count_scale:
-        return (
-            "the counts are clear",
-            "the counts that its bound follows are released without noise: ε = ∞.",
-        )
+    for _, says in counting(defense, tap):
+        if not says.count_scale or (says.noise_on_sum and tap != "aggregate"):
+            return (
+                "the counts are clear",
+                "the counts that its bound follows are released without noise: ε = ∞.",
+            )
     return None
 
 

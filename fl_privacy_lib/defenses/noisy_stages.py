@@ -56,6 +56,7 @@ class NoisyStage(Stage):
             # a bound that moves by counts has to be the same one at both stages that use it
             rule=None if counts is None else self.rule,
             count_scale=counts if self.reports else None,
+            noise_on_sum=self.rule.summed,
         )
 
     def noiseless(self) -> Any:

@@ -12,14 +12,7 @@ from fl_privacy_lib.accounting.events import Event, Relation, Sampling, Unit
 from fl_privacy_lib.accounting.schedules import rounded_down
 from fl_privacy_lib.defenses.clipping import Clip
 from fl_privacy_lib.defenses.holding import Holding
-from fl_privacy_lib.defenses.limits import (
-    LOCAL,
-    Reason,
-    counting,
-    noisy,
-    unbounded,
-    uncovered,
-)
+from fl_privacy_lib.defenses.limits import LOCAL, Reason, counting, noisy, unbounded, uncovered
 from fl_privacy_lib.defenses.noise import mean_std
 from fl_privacy_lib.defenses.stage import Declaration, Noise, Route
 from fl_privacy_lib.sampling import Plan
@@ -99,13 +92,17 @@ def release(
     for place, says in noisy(defense, tap):
         if uncovered(defense, tap, place) is not None:
             continue
-        assert says.clip is not None and says.noise is not None  # it would be uncovered
         refuse({f"{defense.name} covers {says.steps} local iterations of a round, and the plan has "
                 f"{plan.local_iterations}: give its tree as many leaves.":
-                plan.local_iterations > (says.steps or plan.local_iterations)})  # fmt: skip
+                plan.local_iterations > (says.steps or plan.local_iterations),
+                f"{defense.name} covers one use of a unit in a round's tree, and this {unit} has "
+                "more: count an example that is held once, in one pass over the client's data.":
+                bool(says.steps) and _uses(plan, holding, unit)[:2] != (1, 1.0)})  # fmt: skip
         local = place in LOCAL
+        clipped = rules[0].says if local else says  # what limits what a unit can move
+        assert clipped and clipped.clip and says.clip and says.noise  # it would be uncovered
         moved, reasons = _sensitivity(
-            says.clip, says.noise, holding, relation, not local and unit == "example"
+            clipped.clip, says.noise, holding, relation, not local and unit == "example"
         )
         if not local:
             z = says.noise.least(plan.rounds) / moved
@@ -116,14 +113,12 @@ def release(
             # not cover it
             releases.append(_example_release(says.noise, moved, reasons, plan, holding, unit))
         else:
-            assert rules[0].says is not None and rules[0].says.clip is not None
-            bounds = rules[0].says.clip, says.clip
-            releases.append(
-                _batch_release(place, *bounds, says.noise, moved, reasons, plan, holding, unit)
-            )
+            releases.append(_batch_release(place, clipped.clip, says.clip, says.noise, moved,
+                                           reasons, plan, holding, unit))  # fmt: skip
     best = min(releases, key=lambda one: one.mu)  # each is a bound by itself
-    counts = counting(defense, tap)
-    return best if counts is None else _with_counts(best, *counts, plan, holding, unit)
+    for place, says in counting(defense, tap):
+        best = _with_counts(best, place, says, plan, holding, unit)
+    return best
 
 
 def _with_counts(
@@ -135,7 +130,8 @@ def _with_counts(
     """
     assert says.count_scale and says.clip is not None
     uses, shift = _uses(plan, holding, unit)[:2] if place == "per_example" else (1, 1.0)
-    mu = math.sqrt(uses) * shift * _tensors_factor(says.clip, holding) / says.count_scale
+    draws = 1 if says.noise_on_sum else uses  # reports that share a draw of noise add up in a line
+    mu = uses / math.sqrt(draws) * shift * _tensors_factor(says.clip, holding) / says.count_scale
     text = (
         f"{uses} report(s) of counts with noise {says.count_scale:g} tell μ = {mu:.3g} in one "
         f"participation, beside the gradients' {released.mu:.3g}; a unit moves a count by at most "
@@ -210,28 +206,25 @@ def _batch_release(
     scales = [noise.strength(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
     std = mean_std(min(scales), 1.0, plan.batch_size, noise.divide_by)
     z = std * plan.batch_size / moved
-    text = f"noise of {std:.4g} C on a batch mean that one example moves by C/B per tensor."
-    reasons = [*reasons, ("noise", text)]
+    reasons = [*reasons, ("noise", f"noise of {std:.4g} C on a batch mean that one example moves "
+                          "by C/B per tensor.")]  # fmt: skip
     uses, shift, use_reasons = _uses(plan, holding, unit)
     if place == "per_example" and plan.batch_sampling == "poisson":
         z /= math.sqrt(plan.batch_size)
         shift = math.sqrt(shift)  # more examples bring more draws
-        text = "a Poisson batch may hold one example and then carries one draw."
-        reasons.append(("noise drawn per example", text))
-    changes = len(set(scales)) > 1
-    rounds = tuple(z / shift * scale / min(scales) for scale in scales) if changes else ()
-    return Release(z / shift, uses, (*reasons, *use_reasons), rounds)
+        reasons.append(("noise drawn per example", "a Poisson batch may hold one example and then "
+                        "carries one draw."))  # fmt: skip
+    rounds = [z / shift * scale / min(scales) for scale in scales if len(set(scales)) > 1]
+    return Release(z / shift, uses, (*reasons, *use_reasons), tuple(rounds))
 
 
 def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Reason]]:
     """Return how many releases of a participation a unit moves, and how many-fold."""
     if unit == "client":
         batch = _largest_batch(plan, holding)
-        text = (
-            f"a client owns its whole batch: each of the L = {plan.local_iterations} means can "
-            f"move {batch}-fold."
-        )
-        return plan.local_iterations, float(batch), [("unit", text)]
+        return plan.local_iterations, float(batch), [(
+            "unit", f"a client owns its whole batch: each of the L = {plan.local_iterations} means "
+            f"can move {batch}-fold.")]  # fmt: skip
     uses, repeats = plan.uses_per_participation(holding.client_size), holding.repeats
     together = repeats if plan.batch_sampling == "poisson" else min(repeats, plan.batch_size)
     if plan.batch_sampling in DRAWN_ANEW:
@@ -245,8 +238,8 @@ def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Re
         )
     reasons = [("uses", text)]
     if repeats > 1:
-        text = f"one client holds it {repeats} times; up to {together} may fall in one batch."
-        reasons.append(("repeats", text))
+        reasons.append(("repeats", f"one client holds it {repeats} times; up to {together} may "
+                        "fall in one batch."))  # fmt: skip
     return uses, shift, reasons
 
 
@@ -315,7 +308,9 @@ def events(
     whole_number(1, participations=participations)
     batches = _sampled_batches(defense, plan, holding, unit, relation, tap)
     rate = 1.0 if batches == "none" else plan.batch_size / holding.client_size
-    worst = sorted(released.rounds)[: int(participations)]  # which rounds it takes part in is open
+    # which rounds it takes part in is open, and holders of one example may share the worst
+    often = max(holding.holders if unit == "example" else 1, -(-participations // plan.rounds))
+    worst = sorted(released.rounds * often)[:participations]
     levels = rounded_down(worst) or {released.noise_multiplier: int(participations)}
     return tuple(
         Event(rate, z, unit, relation, uses=count * released.uses, sampling=batches)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive
+from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refuse
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, in_scope, scaled, shrink_factors
 from fl_privacy_lib.defenses.noise import normal
 from fl_privacy_lib.defenses.stage import Declaration, Stage
@@ -32,6 +32,7 @@ class Rule:
     level : what S is, see `stage.Noise`
     count_scale : standard deviation of the noise on the counts that it reports; None: it reports
         none
+    summed : whether that noise is drawn once, on their sum
 
     Notes
     -----
@@ -42,6 +43,7 @@ class Rule:
     clip: Clip | None
     level: ClassVar[str] = "bound"
     count_scale: float | None = None
+    summed: bool = False
 
     def __init_subclass__(cls) -> None:
         for does, says in (("factors", "clip"), ("levels", "level")):
@@ -197,6 +199,8 @@ class QuantileNorm(Rule, Stage):
         positive(rate=self.rate)
         in_range(0, 1, target=self.target)
         in_range(0, math.inf, count_scale=self.count_scale)
+        refuse({"the bound of a quantile moves by counts alone: give its clip a number.":
+                not isinstance(self.clip.clip_norm, float | int)})  # fmt: skip
 
     def declare(self) -> Declaration:
         """Return nothing: at on_aggregate, the rule reads what has been released."""

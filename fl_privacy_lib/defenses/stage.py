@@ -123,6 +123,7 @@ class Declaration:
     count_scale : float or None
         Standard deviation of the noise on the counts that the stage reports beside the gradient;
         None: no counts.
+    noise_on_sum : bool, whether that noise is drawn once, on the sum of a round's counts
     local : bool
         Whether it is a locally private report, whose ε is pure: that of its mechanisms
         (`defenses.selection`, `defenses.perturbation`).
@@ -134,6 +135,7 @@ class Declaration:
     rule: Any = None
     shrinks: bool = False
     count_scale: float | None = None
+    noise_on_sum: bool = False
     local: bool = False
     steps: int | None = None
 

@@ -78,7 +78,7 @@ def simulate_reports(
         chosen = plan.participants_of(round)
         ids, index = chosen.tolist(), torch.from_numpy(chosen).to(x.device)
         update = -plan.local_lr * loss.gradients(weight, x[index], labels[index])  # [K_t, d]
-        if defense.per_client:
+        if defense.per_client and ids:
             generator = keyed_generator(x.device, plan.seed, round, "crowd")
             ctx = ClientContext(round, ids, [generator], state=state, batch_size=1)
             update = defense.apply("per_client", {WEIGHT: update[:, None]}, ctx)[WEIGHT][:, 0]

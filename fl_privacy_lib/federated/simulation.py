@@ -292,6 +292,11 @@ def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
             "them equal.": job.partition.clients != plan.clients,
             f"the partition is one of {job.partition.examples} examples, and there are "
             f"{len(job.train[0])}: cut it for these.": job.partition.examples != len(job.train[0]),
+            "some examples hold values that are not finite, which no clipping bounds: mend "
+            "them.": not job.train[0].isfinite().all(),
+            f"the labels are {job.train[1].dtype}, or below 0: the cross-entropy takes classes "
+            "from 0 as torch.int64.": job.loss is cross_entropy
+            and (job.train[1].dtype != torch.int64 or bool((job.train[1] < 0).any())),
             f"the defence {defense.name!r} keeps a state that its clients may change, which "
             f"processes would not share: use one process (now {processes}), which is workers = 1 "
             "without torchrun.": (

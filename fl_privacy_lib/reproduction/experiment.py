@@ -286,11 +286,11 @@ def _record_rows(
     path = folder / f"{part.table}.csv"
     known = recorded_rows(path, rows[0].key)
     missing = [row for row in rows if not is_recorded(known, row)]
-    done = len(rows) - len(missing)
-    report_progress(f"{part.table}: {done} of {len(rows)} points are recorded already")
+    report_progress(f"{part.table}: {len(rows) - len(missing)} of {len(rows)} points are recorded "
+                    "already")  # fmt: skip
     points = [point for row in missing for point in row.points]
-    workers = 1 if part.alone else None
-    stream = experiment.finish(points, device, f"{part.name or part.table} ", workers)
+    stream = experiment.finish(points, device, f"{part.name or part.table} ",
+                               1 if part.alone else None)  # fmt: skip
     for row in missing:
         started = time.perf_counter()
         results = [next(stream)[1] for _ in row.points]
@@ -341,8 +341,8 @@ class Case:
             "local_iterations": self.setting.get("local_iterations", "not_applicable"),
             "setting": words or "not_applicable",
         }
-        numbers = {"claimed": self.claimed, "found": self.found}
-        return computed_row(key, numbers | {"margin": -self.excess, "excess": self.excess})
+        return computed_row(key, {"claimed": self.claimed, "found": self.found,
+                                  "margin": -self.excess, "excess": self.excess})  # fmt: skip
 
     @property
     def excess(self) -> float:

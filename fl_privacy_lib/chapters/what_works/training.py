@@ -184,7 +184,7 @@ class ClientTraining(CentralTraining):
         alone = ClipAndNoiseUpdate(self.bound, self.noise_scale)
         one = replace(self, local_lr=1.0)
         return Defense(self.method, per_client=alone).events(
-            one.plan(0), Holding(examples, 1, TENSORS), unit="client"
+            one.plan(0), Holding(examples, 1, TENSORS), unit="client", tap="aggregate"
         )
 
 

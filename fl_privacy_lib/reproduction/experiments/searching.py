@@ -165,8 +165,8 @@ def training_values(result: Result, **beside: Any) -> Values:
 def row_of(point: Any, values: Callable[[Result], Values] = training_values, **keys: str) -> Row:
     """Return a point's recorded row; `keys` are key columns before those of its settings."""
     settings = asdict(point)
-    key = keys | settings.pop("arm", {}) | settings
-    return Row(key, (point,), lambda results: values(results[0]), getattr(point, "seeds", 1))
+    return Row(keys | settings.pop("arm", {}) | settings, (point,),
+               lambda results: values(results[0]), getattr(point, "seeds", 1))  # fmt: skip
 
 
 Tried = dict[Training, Tries]

@@ -107,15 +107,18 @@ def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats
 def rounded_down(noise: Iterable[float], step: float = 1.03) -> dict[float, int]:
     """Return how many multipliers lie in each step above the least: less noise, so a bound on ε.
 
+    The step is squared as often as it takes to have no more than 64 levels.
+
     >>> rounded_down([2.0, 2.05, 3.0, 2.07])
     {2.0: 2, 2.937...: 1, 2.06: 1}
     """
     values = np.fromiter(noise, np.float64)
     if not values.size:
         return {}
-    step = max(step, (values.max() / values.min()) ** (1 / 60))  # an accountant takes 64 at most
     steps = np.floor(np.log(values / values.min()) / math.log(step) + 1e-9)
-    return dict(Counter((values.min() * step**steps).tolist()))
+    levels = dict(Counter((values.min() * step**steps).tolist()))
+    # some accountants take no more than 64
+    return levels if len(levels) <= 64 else rounded_down(values, step**2)
 
 
 def ledger_of(

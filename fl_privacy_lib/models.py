@@ -128,10 +128,10 @@ def init_glorot(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
     Source: the default of Keras, with which the papers' code trains. Returns the model.
     """
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter, generator=generator)
-        else:
+        elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return model
 

@@ -22,6 +22,7 @@ from fl_privacy_lib.reproduction.experiments import leakage
 from fl_privacy_lib.reproduction.experiments.searching import judged, searches
 from fl_privacy_lib.reproduction.paths import ROOT
 from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.verdict import learns, why_unfair
 
 
 def test_linear_and_exponential_noise_spends_its_budget_at_the_printed_iteration():
@@ -90,6 +91,15 @@ def test_a_stopped_training_has_the_accuracy_of_the_look_before(share, mean):
     values = grid.stopped_values(share, [BASE])
     assert values["accuracy"]["mean"] == pytest.approx(mean) and values["accuracy"]["n"] == 2
     assert values["evaluated"]["mean"] == 1000 and values["searched"]["mean"] == 1
+
+
+def test_a_stopped_training_of_which_a_seed_broke_is_no_fair_trial():
+    """Of the broken seed no accuracy is left to look at, so that the mean is no number."""
+    broken = result_of([[0.1, np.nan], [0.5, 0.6]], rounds=400) | {"diverged": np.array([1.0, 0.0])}
+    values = grid.stopped_values(1.0, [broken])
+    cell = {name: value["mean"] for name, value in values.items()}
+    cell |= {"accuracy_std": values["accuracy"]["std"], "seeds": "2", "participants": "1000"}
+    assert not learns(cell) and "diverged" in why_unfair(cell)
 
 
 def test_a_stopped_row_reads_the_last_look_within_its_budget():

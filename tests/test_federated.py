@@ -1,6 +1,7 @@
 """The simulation against naive loops: rounds, gradients, randomness, evaluation, refusals."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -237,6 +238,18 @@ def test_values_that_are_not_finite_and_labels_that_are_no_classes_are_refused()
     for labels in (y - 100, y.double(), y.int()):
         with pytest.raises(InputError, match="takes classes from 0"):
             simulate(model, (x, labels), partition, plan_of(), non_private())
+
+
+def test_what_would_fail_rounds_later_is_refused_at_once():
+    model, train, partition = setting("mlp")
+    seen = []
+    with pytest.raises(InputError, match="this evaluation set is empty"):
+        simulate(model, train, partition, plan_of(), non_private(), on_round=seen.append,
+                 evaluation=(train[0][:0], train[1][:0]), evaluate_every=2)  # fmt: skip
+    large = replace(plan_of(), batch_size=int(partition.sizes.min()) + 1)
+    with pytest.raises(InputError, match="examples of a client that takes part"):
+        simulate(model, train, partition, large, non_private(), on_round=seen.append)
+    assert not seen
 
 
 def test_a_partition_for_another_number_of_clients_is_refused():

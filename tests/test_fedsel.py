@@ -376,6 +376,18 @@ def test_a_round_without_clients_changes_nothing():
     assert len(run.history) == 20 and run.weights["0.weight"].isfinite().all()
 
 
+def test_reports_refuse_what_they_would_pass_over():
+    train, defense = reports_data(), non_private()
+    for changes, data, evaluation, word in (
+        ({"local_optimizer": "adam"}, train, None, "plain steps"),
+        ({}, (train[0], 2 * train[1] - 1), None, "labels 0 or 1"),
+        ({}, (train[0] * math.nan, train[1]), None, "finite"),
+        ({}, train, (train[0][:0], train[1][:0]), "evaluation set is empty"),
+    ):
+        with pytest.raises(InputError, match=word):
+            simulate_reports(data, plan_of(**changes), defense, LOSSES[0], evaluation=evaluation)
+
+
 def test_simulate_reports_repeats_bit_by_bit_and_depends_on_the_seed():
     train, defense = reports_data(), local_privacy("d", TwoStage(drawn, noisy, clients=K))
     one, same, other = (

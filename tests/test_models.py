@@ -82,6 +82,12 @@ def test_init_uniform_draws_every_weight_and_bias_from_its_range(half_width):
     assert biases.abs().min() > 0
 
 
+def test_init_glorot_leaves_the_scale_of_a_normalisation_at_one():
+    layers = torch.nn.Linear(4, 4), torch.nn.GroupNorm(2, 4), torch.nn.Linear(4, 2)
+    model = init_glorot(torch.nn.Sequential(*layers), seeded())
+    assert torch.equal(model[1].weight, torch.ones(4)) and not model[1].bias.any()
+
+
 def test_init_glorot_draws_weights_from_its_range_and_clears_biases():
     model = init_glorot(attacked_lenet((3, 32, 32), 10), seeded())
     fans = {"0.weight": (75, 300), "2.weight": (300, 300), "9.weight": (768, 10)}

@@ -274,7 +274,7 @@ def _whitening(features: torch.Tensor, floor: float) -> tuple[torch.Tensor, torc
 
     ``features @ axes - centre`` has mean 0 and is uncorrelated, of variance at most 1.
     """
-    variances, axes = torch.linalg.eigh(torch.cov(features.T, correction=0))
+    variances, axes = torch.linalg.eigh(torch.atleast_2d(torch.cov(features.T, correction=0)))
     axes = axes / (variances.clamp_min(0) + floor * variances.mean() + 1e-12).sqrt()
     return axes, features.mean(0) @ axes
 

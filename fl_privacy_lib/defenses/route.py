@@ -64,9 +64,9 @@ class Then(Stage):
         return Then(without_noise(self.first, "first"), without_noise(self.then, "then"))
 
     def __call__(self, values: Gradient, ctx: Any) -> Gradient:
-        """Return the values after both rules; the norms that an engine took are the first one's."""
-        behind = replace(ctx, norms=None) if getattr(ctx, "norms", None) else ctx
-        return self.then(self.first(values, ctx), behind)
+        """Return the values after both rules; a second clip measures what the first one left."""
+        again = isinstance(_rules(self.then)[0], PerExample)
+        return self.then(self.first(values, ctx), replace(ctx, norms=None) if again else ctx)
 
 
 def _rules(stage: Any) -> list[Any]:

@@ -62,6 +62,14 @@ def simulate_reports(
             "for longer participations.": (plan.local_iterations, plan.batch_size) != (1, 1),
             f"the plan has {plan.clients} clients, the data {len(train[1])} examples: make them "
             "equal.": plan.clients != len(train[1]),
+            "simulate_reports takes plain steps: leave local_optimizer and weight_factor, or use "
+            "simulate.": (plan.local_optimizer, plan.weight_factor) != ("sgd", 1.0),
+            "features have to be finite, and labels 0 or 1: mend them.": not (
+                train[0].isfinite().all() and ((train[1] == 0) | (train[1] == 1)).all()
+            ),
+            "this evaluation set is empty: leave it out.": (
+                evaluation is not None and not len(evaluation[1])
+            ),
         }
         | {
             f"simulate_reports has only per_client, but {defense.name} fills {stage}: use "

@@ -144,7 +144,9 @@ def simulate(
             "torch.from_numpy(…).": not torch.is_tensor(part)
             for part in (*train, *(evaluation or ()))
         } | {f"{len(x)} examples have {len(y)} labels: give each example one.": len(x) != len(y)
-             for x, y in (train, evaluation or train)})  # fmt: skip
+             for x, y in (train, evaluation or train)
+        } | {"this evaluation set is empty: leave it out.": bool(evaluation)
+             and not len((evaluation or train)[1])})  # fmt: skip
         check_per_example(model)
         whole_number(1, workers=workers, evaluate_every=evaluate_every, save_every=save_every,
                      clients_per_chunk=1 if (c := clients_per_chunk) is None else c)  # fmt: skip
@@ -279,6 +281,9 @@ def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
     """Raise `InputError` unless plan, defence, partition, taps and processes fit together."""
     plan, defense, processes = job.plan, job.defense, max(workers, group.size)
     at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
+    smallest = min((int(job.partition.sizes[plan.participants_of(t)].min(initial=plan.batch_size))
+                    for t in range(plan.rounds) if job.partition.clients == plan.clients),
+                   default=plan.batch_size)  # fmt: skip
     refuse(
         {
             f"workers = {workers}, but {group.size} processes have been started from outside: use "
@@ -292,6 +297,8 @@ def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
             "them equal.": job.partition.clients != plan.clients,
             f"the partition is one of {job.partition.examples} examples, and there are "
             f"{len(job.train[0])}: cut it for these.": job.partition.examples != len(job.train[0]),
+            f"batch_size = {plan.batch_size} is more than the {smallest} examples of a client that "
+            "takes part: choose a smaller one.": smallest < plan.batch_size,
             "some examples hold values that are not finite, which no clipping bounds: mend "
             "them.": not job.train[0].isfinite().all(),
             f"the labels are {job.train[1].dtype}, or below 0: the cross-entropy takes classes "

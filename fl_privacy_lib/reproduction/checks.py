@@ -103,7 +103,7 @@ def _half_width(pair: dict[str, Any], arms: pd.DataFrame) -> float:
 
 
 def _best(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
-    """Ask that the metric be highest where the column `over` is one of `at`.
+    """Ask that the metric be highest, beyond chance, where the column `over` is one of `at`.
 
     Compared are rows with equal values of the columns `on` that have all of `levels`.
     """
@@ -112,14 +112,15 @@ def _best(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
         means = group.set_index(test["over"])["mean"]
         if not {str(level) for level in test["levels"]} <= set(means.index):
             continue
-        at = means[means.index.isin([str(level) for level in test["at"]])]
-        gap = float(at.max() - means.max())
-        unfair = max(group["unfair"]) or ("" if group["learns"].any() else NO_LEARNING)
-        best, rival = (group.set_index(test["over"]).loc[m.idxmax()] for m in (at, means))
+        here = means.index.isin([str(level) for level in test["at"]])
+        gap = float(means[here].max() - means[~here].max())
+        best, rival = (group.set_index(test["over"]).loc[means[m].idxmax()] for m in (here, ~here))
         pair = dict(best) | {f"{name}_than": value for name, value in rival.items()}
-        tied = gap < 0 and abs(gap) <= _half_width(pair, group)
-        why = unfair or (TOO_WIDE if tied else "")
-        yield Outcome(None if why else gap == 0, gap, why, cell=_pair(pair))
+        tied = abs(gap) <= (half := _half_width(pair, group)) and half > 0
+        why = max(group["unfair"]) or (
+            TOO_WIDE if tied else "" if (best if gap > 0 else rival)["learns"] else NO_LEARNING
+        )
+        yield Outcome(None if why else gap >= 0, gap, why, cell=_pair(pair))
 
 
 def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
@@ -131,7 +132,8 @@ def _bounded(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
     """
     metric, most = test["metric"], test["check"] == "at_most"
     for cell in (c for c in cells(frame) if metric in c):
-        bound = cell[test["bound"]] if isinstance(test["bound"], str) else test["bound"]
+        # an ε of ∞ has no metric
+        bound = cell.get(test["bound"], np.inf) if isinstance(test["bound"], str) else test["bound"]
         gap, std = cell[metric] - bound, cell[f"{metric}_std"]
         square, n = _squared_error(cell, f"{metric}_std", f"{metric}_n", "seeds")
         upper = 2 * cell.get(metric.removeprefix("sure_"), cell[metric]) - cell[metric] - bound

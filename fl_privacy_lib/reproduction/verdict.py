@@ -68,7 +68,7 @@ def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -
     ----------
     printed : str, as in the paper; 'true' and 'false' for a boolean
     mean, std : measured, over seeds; for a boolean the mean is the success rate, and an attack that
-        recovers fewer than half of its images counts as resisted
+        recovers fewer than a tenth of its images counts as resisted
     unit : str, the published unit, or 'ratio'
     metric : str, the published metric
 
@@ -78,7 +78,7 @@ def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -
     (True, True)
     """
     if unit == "boolean":
-        return (mean < 0.5) == (printed == "true")
+        return (mean < 0.1) == (printed == "true")
     if unit == "ratio":
         return 1 / RATIO_FACTOR <= mean / float(printed) <= RATIO_FACTOR
     if metric in ("epsilon", "target_epsilon"):
@@ -110,7 +110,7 @@ def at_guess(accuracy: float, std: float, seeds: int, guess: float, examples: fl
     True
     """
     of_guess = (guess * (1 - guess) / (examples * seeds)) ** 0.5
-    return accuracy <= guess + 3 * max(of_guess, std / seeds**0.5)
+    return not accuracy > guess + 3 * max(of_guess, std / seeds**0.5)  # nor is what is no number
 
 
 # ---- the published setting ------------------------------------------------------------------

@@ -120,7 +120,7 @@ def search(
     shots = [in_order(result.snapshots[s], view.truth) for s in snapshots]
     return in_order(result.images, view.truth), {
         "iterations": reached,
-        "label_right": result.labels.cpu().numpy() == np.sort(view.labels, axis=1),
+        "label_right": np.sort(result.labels.cpu().numpy(), 1) == np.sort(view.labels, 1),
         "attack_iterations": result.iterations.cpu().numpy(),
         "status": np.array(result.status),
     }, {"snapshots": np.stack(shots)} if shots else {}  # fmt: skip

@@ -271,7 +271,7 @@ def stopped_values(share: float, results: Sequence[Result]) -> Values:
     """Return the accuracy at the last look before a training has run a share of its rounds."""
     curve = results[0]["curve"]  # [seeds, looks]
     at = max(1, int(share * curve.shape[1] + 1e-9)) - 1
-    return judged_values(results[0], accuracy=curve[:, at])
+    return judged_values(results[0], accuracy=curve[:, at], diverged=results[0]["diverged"])
 
 
 def reached_values(

@@ -214,4 +214,4 @@ def _outcome(row: dict[str, Any], cell: dict[str, Any], understood: bool) -> Out
         return Outcome(True, gap, cell=data)
     if cell.get("unfair"):
         return Outcome(None, gap, cell["unfair"], cell=data)
-    return Outcome(False, gap, exceeded="searched" in cell and gap > 0, cell=data)
+    return Outcome(False, gap, exceeded=bool(cell.get("searched")) and gap > 0, cell=data)

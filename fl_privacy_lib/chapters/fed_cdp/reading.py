@@ -89,7 +89,7 @@ def noise_points(tables: dict[str, pd.DataFrame]) -> list[NoisePoint]:
     for frame in tables.values():
         for cell in cells(frame, rows):
             point = point_of(cell)
-            rate: Rate = "searched" if "searched" in cell else "chosen"
+            rate: Rate = "searched" if cell.get("searched") else "chosen"
             if point.setting == "as_coded":
                 rate = "coded"
             x = point.multiplier / math.sqrt(point.participants)

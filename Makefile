@@ -45,7 +45,7 @@ run: setup ## execute one chapter: NB=01 P="dataset=mnist noise_scale=1e-2" [PRO
 	@$(RUN) run $(NB) --profile $(PROFILE) $(P)
 
 params: setup ## list a chapter's parameters: NB=01
-	@$(RUN) params $(NB)
+	@$(RUN) params $(NB) $(P)
 
 lab: setup ## open a copy of a chapter of your own, in runs/, in JupyterLab: NB=05
 	@$(RUN) lab $(NB)

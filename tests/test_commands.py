@@ -82,7 +82,7 @@ def test_wrong_data(tmp_path):
     one_sentence(command("run", "01", f"dataset=npz:{tmp_path}/none.npz"), "none.npz")
     recorded = command("record", "05", "--only=table_2_100_5", f"dataset=npz:{tmp_path}/none.npz")
     *_, last = recorded.stderr.splitlines()
-    assert recorded.returncode == 2 and "none.npz of table_2_100_5 is not in" in last
+    assert recorded.returncode == 2 and "the data of table_2_100_5, dataset = npz:" in last
     one_sentence(command("run", "01", data=tmp_path / "absent"), "FL_PRIVACY_DATA", "absent")
     (tmp_path / "file").write_text("")
     one_sentence(command("run", "01", data=tmp_path / "file"), "not a folder")

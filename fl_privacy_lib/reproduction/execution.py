@@ -70,8 +70,9 @@ def resolved(settings: Settings) -> Settings:
         verify(dataset, root)
         if settings.needs_images and dataset in DATASETS and DATASETS[dataset].kind != "image":
             raise InputError(
-                f"dataset = {dataset!r} has no images, and this chapter needs them: "
-                "use digits, mnist, lfw or cifar10."
+                f"{'dataset' if dataset == name else 'batch_dataset'} = {dataset!r} has no images, "
+                "and this chapter needs them: use digits, mnist, fashion_mnist, cifar10, lfw or "
+                "npz:PATH."
             )
     names = {"dataset": name, "batch_dataset": batch}
     return settings.model_copy(

@@ -256,8 +256,8 @@ def record(
         report_progress(f"left out without a GPU; --only records one: {', '.join(left_out)}")
     if not recorded:
         raise InputError(
-            f"nothing was recorded: dataset = {named} of {only or 'these tables'} is not in "
-            f"{data_root()}: set FL_PRIVACY_DATA to a folder that holds it, or name another."
+            f"nothing was recorded: the data of {only or 'this chapter'}, dataset = {named}, are "
+            f"not in {data_root()}: set FL_PRIVACY_DATA to a folder that has them."
         )
 
 

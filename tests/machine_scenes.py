@@ -1,9 +1,11 @@
 """What two processes of a launcher do in turn, right and wrong: machine_scenes.py FOLDER."""
 
 import os
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +35,32 @@ TORCHRUN = [
     "--rdzv-endpoint=127.0.0.1:0",
     "--local-addr=127.0.0.1",
 ]
+
+
+@contextmanager
+def started(*command, **options):
+    """Start Python with a command, in a session of its own, and kill what is left of it."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # whoever runs the tests may ignore Ctrl-C (nohup does), and a process inherits that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(process, ready, seconds=200):
+    """Wait until something is ready, or the process or the time has ended."""
+    until = time.monotonic() + seconds
+    while not ready() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def torchrun(script, *arguments, cwd=None):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from machine_scenes import started, wait_for
 
 from fl_privacy_lib.__main__ import main
 from fl_privacy_lib._checks import InputError
@@ -477,23 +478,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(("stop", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_pool_says_one_sentence(stop, status, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
-    process = subprocess.Popen(
-        [sys.executable, "slow.py"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # whoever runs the tests may ignore Ctrl-C (nohup does), and a process inherits that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("begun_*"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
+    with started("slow.py", cwd=tmp_path) as process:
+        wait_for(process, lambda: len(list(tmp_path.glob("begun_*"))) >= 2)
         os.killpg(process.pid, stop)  # as a terminal does
         _, said = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == status
     assert said == "interrupted: finished points are kept; the same command continues.\n"

@@ -21,9 +21,11 @@ from machine_scenes import (
     TAPS,
     TESTS,
     scaling,
+    started,
     stop_after_round_1,
     torchrun,
     trained,
+    wait_for,
     write_stale,
 )
 
@@ -204,22 +206,8 @@ def test_ctrl_c_ends_every_worker(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     marks = tmp_path / "marks"
     marks.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "slow.py", str(marks)],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # whoever runs the tests may ignore Ctrl-C (nohup does), and a process inherits that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        until = time.monotonic() + 200
-        while (
-            len(list(marks.iterdir())) < 2 and process.poll() is None and time.monotonic() < until
-        ):
-            time.sleep(0.1)
+    with started("slow.py", str(marks), cwd=tmp_path, env=ENVIRONMENT) as process:
+        wait_for(process, lambda: len(list(marks.iterdir())) >= 2)
         assert len(list(marks.iterdir())) == 2, "one client in each process"
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, stderr = process.communicate(timeout=60)
@@ -228,9 +216,6 @@ def test_ctrl_c_ends_every_worker(tmp_path):
             for _ in range(100):
                 os.killpg(process.pid, 0)
                 time.sleep(0.1)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):

@@ -16,6 +16,10 @@ Sampling = Literal["poisson", "fixed", "none"]
 
 Floats = npt.NDArray[np.float64]
 
+# (q, z) beyond which a detour is left out or refused: the peer needs milliseconds for fractional
+# orders, 0.2 s under sampling without replacement, and longer for a privacy loss distribution
+MOST_PAIRS = 64
+
 
 @dataclass(frozen=True)
 class Event:

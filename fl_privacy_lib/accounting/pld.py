@@ -9,9 +9,9 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.accounting.events import Floats, Ledger, Relation, Spending
+from fl_privacy_lib.accounting.events import MOST_PAIRS, Floats, Ledger, Relation, Spending
 from fl_privacy_lib.accounting.gdp import gdp_delta
-from fl_privacy_lib.accounting.rdp import MOST_PAIRS, rdp_spending
+from fl_privacy_lib.accounting.rdp import rdp_spending
 
 Uses = Mapping[tuple[float, float], int]  # (q, z) → number of releases
 

@@ -14,7 +14,14 @@ from dp_accounting import rdp as peer
 from scipy.special import gammaln
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Spending, check_delta
+from fl_privacy_lib.accounting.events import (
+    MOST_PAIRS,
+    Event,
+    Floats,
+    Ledger,
+    Spending,
+    check_delta,
+)
 
 Conversion = Literal["classic", "improved"]
 Orders = tuple[float, ...]
@@ -32,9 +39,6 @@ TODAY_ORDERS: Orders = (
     *(128.0, 256.0, 512.0, 1024.0),
 )
 
-# (q, z) beyond which a detour is left out or refused: the peer needs milliseconds for fractional
-# orders, 0.2 s under sampling without replacement, and longer for a privacy loss distribution
-MOST_PAIRS = 64
 _CHUNK = 512  # pairs at once: a [512, 1023] table of terms stays in the cache
 
 
@@ -134,8 +138,9 @@ def step_rdp(events: Event | Ledger, orders: Orders = TODAY_ORDERS) -> Floats:
     if not orders or min(orders) <= 1:
         raise InputError(f"orders = {orders} must be at least one number, all greater than 1.")
     ledger = Ledger.of(events)
-    pairs = np.stack([ledger.rates, ledger.noise], axis=1)
-    pairs, where = np.unique(pairs, axis=0, return_inverse=True)
+    pairs, where = np.unique(
+        np.stack([ledger.rates, ledger.noise], axis=1), axis=0, return_inverse=True
+    )
     sampled = pairs[:, 0] < 1
     replaced = ledger.relation == "replace_one" and sampled.any()
     table = _replaced(pairs, orders) if replaced else _poisson(pairs, orders)

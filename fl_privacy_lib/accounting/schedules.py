@@ -12,7 +12,15 @@ import numpy as np
 
 from fl_privacy_lib._checks import positive, whole_number
 from fl_privacy_lib.accounting.composition import STEP_DELTA, step_epsilon
-from fl_privacy_lib.accounting.events import Event, Floats, Ledger, Relation, Sampling, Unit
+from fl_privacy_lib.accounting.events import (
+    MOST_PAIRS,
+    Event,
+    Floats,
+    Ledger,
+    Relation,
+    Sampling,
+    Unit,
+)
 
 
 def _time(steps: int, **levels: float) -> Floats:
@@ -107,7 +115,7 @@ def noise_of_epsilon(epsilons: Floats, step_delta: float = STEP_DELTA) -> Floats
 def rounded_down(noise: Iterable[float], step: float = 1.03) -> dict[float, int]:
     """Return how many multipliers lie in each step above the least: less noise, so a bound on ε.
 
-    The step is squared as often as it takes to have no more than 64 levels.
+    The step is squared as often as it takes to have no more levels than an accountant takes.
 
     >>> rounded_down([2.0, 2.05, 3.0, 2.07])
     {2.0: 2, 2.937...: 1, 2.06: 1}
@@ -117,8 +125,7 @@ def rounded_down(noise: Iterable[float], step: float = 1.03) -> dict[float, int]
         return {}
     steps = np.floor(np.log(values / values.min()) / math.log(step) + 1e-9)
     levels = dict(Counter((values.min() * step**steps).tolist()))
-    # some accountants take no more than 64
-    return levels if len(levels) <= 64 else rounded_down(values, step**2)
+    return levels if len(levels) <= MOST_PAIRS else rounded_down(values, step**2)
 
 
 def ledger_of(

@@ -204,7 +204,8 @@ def _batch_release(
     """
     # in units of C, [T]
     scales = [noise.strength(t) * (level.bound(t) / clip.bound(t)) for t in range(plan.rounds)]
-    std = mean_std(min(scales), 1.0, plan.batch_size, noise.divide_by)
+    least, changes = min(scales), len(set(scales)) > 1
+    std = mean_std(least, 1.0, plan.batch_size, noise.divide_by)
     z = std * plan.batch_size / moved
     reasons = [*reasons, ("noise", f"noise of {std:.4g} C on a batch mean that one example moves "
                           "by C/B per tensor.")]  # fmt: skip
@@ -214,8 +215,8 @@ def _batch_release(
         shift = math.sqrt(shift)  # more examples bring more draws
         reasons.append(("noise drawn per example", "a Poisson batch may hold one example and then "
                         "carries one draw."))  # fmt: skip
-    rounds = [z / shift * scale / min(scales) for scale in scales if len(set(scales)) > 1]
-    return Release(z / shift, uses, (*reasons, *use_reasons), tuple(rounds))
+    rounds = tuple(z / shift * scale / least for scale in scales) if changes else ()
+    return Release(z / shift, uses, (*reasons, *use_reasons), rounds)
 
 
 def _uses(plan: Plan, holding: Holding, unit: Unit) -> tuple[int, float, list[Reason]]:

@@ -282,7 +282,8 @@ def _check(job: Job, taps: Taps, group: Group, workers: int) -> None:
     plan, defense, processes = job.plan, job.defense, max(workers, group.size)
     at_clients = (defense.begin_client, defense.per_batch, defense.per_client, defense.on_arrival)
     smallest = min((int(job.partition.sizes[plan.participants_of(t)].min(initial=plan.batch_size))
-                    for t in range(plan.rounds) if job.partition.clients == plan.clients),
+                    for t in range(plan.rounds if job.partition.clients == plan.clients
+                                   and job.partition.sizes.min() < plan.batch_size else 0)),
                    default=plan.batch_size)  # fmt: skip
     refuse(
         {

@@ -286,8 +286,9 @@ def pruned(
     mean is no longer a mean plus noise. Source: Fed-αCDP, section 4.1 and Fig. 3 (10 and 90 %);
     Fed-CDP, Fig. 5 (0 to 90 %).
     """
-    leading = 2 if at == "per_example" else 1
-    return _after(defense, at, "gradient_compression", Pruned(fraction, scope, leading))
+    return _after(
+        defense, at, "gradient_compression", Pruned(fraction, scope, 1 + (at == "per_example"))
+    )
 
 
 def dssgd(
@@ -310,8 +311,9 @@ def dssgd(
     Guarantee: none. Source: Shokri and Shmatikov (2015); Fed-αCDP, section 4.1 and Fig. 3, which
     do not print the share.
     """
-    leading = 2 if at == "per_example" else 1
-    return _after(defense, at, "dssgd", Selective(share, threshold, scope, leading))
+    return _after(
+        defense, at, "dssgd", Selective(share, threshold, scope, 1 + (at == "per_example"))
+    )
 
 
 def random_noise(

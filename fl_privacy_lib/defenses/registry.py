@@ -39,6 +39,15 @@ def _placed(builder: Callable[..., Defense]) -> Callable[..., Defense]:
     return lambda level, at="per_client": builder(level, at=at)
 
 
+def _compressed(
+    builder: Callable[..., Defense], level: float, clip_norm: float, noise_scale: float
+) -> Defense:
+    """Return a defence whose noised examples are pruned, a fraction `level` of each."""
+    return m.pruned(
+        level, "per_example", defense=builder(clip_norm=clip_norm, noise_scale=noise_scale)
+    )
+
+
 METHODS: dict[str, Method] = {
     "non_private": Method("no defence", m.non_private),
     "fed_sdp_client": Method("Fed-SDP at client", partial(m.fed_sdp, "client"), "fed_sdp"),
@@ -80,6 +89,10 @@ METHODS: dict[str, Method] = {
     "adaclip": Method("AdaClip", m.adaclip, live=False),
     "dssgd": Method("DSSGD", _placed(m.dssgd), live=False),
     "pruned": Method("pruning", _placed(m.pruned), live=False),
+    "fed_cdp_pruned": Method("Fed-CDP, pruned", partial(_compressed, m.fed_cdp), live=False),
+    "fed_cdp_decay_pruned": Method(
+        "Fed-CDP(decay), pruned", partial(_compressed, m.fed_cdp_decay), live=False
+    ),
     "gaussian": Method("normal noise", _placed(m.random_noise), live=False),
     "laplace": Method(
         "Laplace noise", _placed(partial(m.random_noise, distribution="laplace")), live=False
@@ -122,5 +135,4 @@ def build(name: str, **settings: object) -> Defense:
     known = {k for method in METHODS.values() for k in _signature(method.builder).parameters}
     if unknown := settings.keys() - known:
         one_of(sorted(known), setting=min(unknown))
-    taken = _signature(builder).parameters
-    return builder(**{k: v for k, v in settings.items() if k in taken})
+    return builder(**{k: v for k, v in settings.items() if k in _signature(builder).parameters})

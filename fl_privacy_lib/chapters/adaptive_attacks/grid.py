@@ -40,6 +40,8 @@ HIDING = (0.6, 0.9)  # just above the thresholds that the paper quotes
 TUNED = dict.fromkeys(("cifar10", "lfw"), "step 0.1, TV 0.00316")
 """Data set → the arm of GradInv that recovers most images in the search, of equals the closest."""
 PRUNED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+COMPRESSED = {"pruned": 4.0, "fed_cdp_pruned": 4.0, "fed_cdp_decay_pruned": 6.0}
+"""Method of Fed-CDP's Fig. 5 → C at the first round. Fed-SDP has done nothing yet at this tap."""
 
 
 def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[str, list[Cell]]:
@@ -63,9 +65,10 @@ def recorded_grid(settings: AdaptiveAttacks, datasets: tuple[str, ...]) -> dict[
                  for c in cells("clipped", arm=arm, clip_norm=bound)]  # fmt: skip
     pruning = [
         c
+        for method, bound in COMPRESSED.items()
         for p in PRUNED
         for arm in ("naive", "mask_aware")
-        for c in cells("pruned", level=p, arm=arm)
+        for c in cells(method, level=p, arm=arm, clip_norm=bound)
     ]
     noise = [
         c

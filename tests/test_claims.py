@@ -260,6 +260,17 @@ def test_what_an_entry_calls_lost_holds_where_its_values_are_printed_again():
     assert claims.deciding(load_claims(), cell | {"key": {"method": "fed_cdp"}}) == ""
 
 
+def test_a_cell_that_no_entry_is_about_lacks_what_all_entries_on_its_record_lack():
+    cell = {"record": "a/b", "key": {"arm": "other"}}
+    ledger = [entry(table="a/b", rows={"arm": arm}, test={"check": "values"}) for arm in "xy"]
+    assert claims.deciding(ledger, cell) == ""
+    ledger[0]["lost"] = "the rate"
+    assert claims.deciding(ledger, cell) == ""
+    ledger[1]["unfair"] = "the search"
+    assert claims.deciding(ledger, cell) == "the rate"
+    assert claims.deciding(ledger, cell | {"key": {"arm": "y"}}) == "the search"
+
+
 def test_an_accuracy_is_shown_with_its_marks():
     """† a seed diverged, ‡ not learned, ○ a rate that no search of the cell chose."""
     fair = FAIR | {"accuracy_std": 0.01, "seeds": "3"}

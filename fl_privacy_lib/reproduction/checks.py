@@ -48,10 +48,9 @@ def _rate(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
         cell = compared(row, test["bound"], row["mean"], row["std"])
         low, high = wilson_interval(row["mean"] * count, count)
         gap, wide = row["mean"] - test["bound"], low <= test["bound"] <= high
-        interval = f"{low:.2f} to {high:.2f}, includes {test['bound']:g}"
-        why = f"the interval of a rate, {interval}; more networks would tell"
+        why = f"the interval of a rate, {low:.2f} to {high:.2f}, includes {test['bound']:g}"
         held = None if wide else (gap > 0) == above
-        yield Outcome(held, gap, why if wide else "", cell=cell)
+        yield Outcome(held, gap, f"{why}; more networks would tell" if wide else "", cell=cell)
 
 
 def _ahead(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:

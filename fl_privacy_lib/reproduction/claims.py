@@ -90,20 +90,19 @@ def entries_of(table: str, ledger: Iterable[dict[str, Any]]) -> list[dict[str, A
 def deciding(ledger: Iterable[dict[str, Any]], cell: dict[str, Any] | None) -> str:
     """Return what a paper leaves out that decides a recorded cell's values; '' for nothing.
 
-    An entry speaks for its cells in every table that prints their values again.
+    An entry speaks for its cells in every table that prints their values again. A cell that no
+    entry is about lacks what all entries on its record lack.
     """
-    return next(
+    near = [
         (
-            lost
-            for e in ledger
-            if cell
-            and e.get("test", {}).get("check") in PRINTED
-            and e["table"] == cell.get("record")
-            and (lost := e.get("lost", e.get("unfair", "")))
-            and len(select(pd.DataFrame([cell["key"]]), e.get("rows", {})))
-        ),
-        "",
-    )
+            len(select(pd.DataFrame([cell["key"]]), e.get("rows", {}))),
+            e.get("lost", e.get("unfair")),
+        )
+        for e in ledger
+        if cell and e.get("test", {}).get("check") in PRINTED and e["table"] == cell.get("record")
+    ]
+    alone = all(lost and not about for about, lost in near)
+    return next((lost for about, lost in near if lost and (about or alone)), "")
 
 
 def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:

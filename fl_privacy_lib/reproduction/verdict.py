@@ -191,8 +191,10 @@ def learns(cell: Mapping[str, Any]) -> bool:
     """Return whether a trained cell ends above what has not learned, where that is recorded."""
     if "guess" not in cell:
         return True
-    spread, seeds = cell["accuracy_std"], int(cell["seeds"])
-    return not at_guess(cell["accuracy"], spread, seeds, cell["guess"], int(cell["evaluated"]))
+    return not at_guess(
+        cell["accuracy"], cell["accuracy_std"], int(cell["seeds"]), cell["guess"],
+        int(cell["evaluated"]),
+    )  # fmt: skip
 
 
 def design_effect(means: Any, stds: Any, seeds: Any, victims: Any) -> Any:

@@ -81,6 +81,8 @@ def test_the_source_is_clean(path):
     assert len(tagged) == 1
     checked = next(source for kind, source, *_ in kinds[tagged[0] + 1 :] if kind == "code")
     assert ".checked(" in checked, "the first code cell after the parameters validates them"
+    names = [cell["id"] for cell in json.loads(path.read_text())["cells"]]
+    assert len(set(names)) == len(names), "two cells have one id, which nbformat would change"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

@@ -17,6 +17,7 @@ from fl_privacy_lib.__main__ import main
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.chapters import CHAPTERS
 from fl_privacy_lib.chapters import experiment as chapter_experiment
+from fl_privacy_lib.chapters.counting_privacy.parameters import CountingPrivacy
 from fl_privacy_lib.chapters.fedsel.parameters import FedSel
 from fl_privacy_lib.chapters.threat_types import grid as threat_types
 from fl_privacy_lib.chapters.threat_types import run
@@ -368,6 +369,12 @@ def test_a_recording_refuses_another_seed_and_a_misspelt_data_set(tmp_path):
             with pytest.raises(InputError, match=message):
                 experiment.record(run.EXPERIMENT, changed, only, tmp_path, plain)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_chapter_without_a_seed_is_recorded_too(tmp_path):
+    plain = CountingPrivacy.of_profile("full")
+    with pytest.raises(InputError, match="chapter 03 records no 'nothing'"):
+        experiment.record(chapter_experiment(CountingPrivacy), plain, "nothing", tmp_path, plain)
 
 
 @pytest.mark.parametrize("chapter", ["02", "05", "06"])

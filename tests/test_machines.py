@@ -30,9 +30,9 @@ from machine_scenes import (
 )
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.defenses import fed_cdp
+from fl_privacy_lib.defenses import fed_cdp, non_private
 from fl_privacy_lib.defenses.noise import add_noise, keyed_generator
-from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.federated import Tap, simulate, simulation
 from fl_privacy_lib.federated.checkpoints import digest
 
 # ---- two processes of torchrun
@@ -185,9 +185,9 @@ import sys, time
 from dataclasses import dataclass
 from federated_scenes import plan_of, setting
 from fl_privacy_lib.defenses import Defense
-from fl_privacy_lib.defenses import fed_cdp
+from fl_privacy_lib.defenses import fed_cdp, non_private
 from fl_privacy_lib.defenses.noise import add_noise, keyed_generator
-from fl_privacy_lib.federated import Tap, simulate
+from fl_privacy_lib.federated import Tap, simulate, simulation
 
 @dataclass(frozen=True)
 class Slow:
@@ -202,20 +202,32 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_ends_every_worker(tmp_path):
+@pytest.mark.parametrize("stop", ["ctrl_c", "kill"])
+def test_whatever_ends_the_first_process_ends_every_worker(tmp_path, stop):
     (tmp_path / "slow.py").write_text(SLOW)
     marks = tmp_path / "marks"
     marks.mkdir()
     with started("slow.py", str(marks), cwd=tmp_path, env=ENVIRONMENT) as process:
         wait_for(process, lambda: len(list(marks.iterdir())) >= 2)
         assert len(list(marks.iterdir())) == 2, "one client in each process"
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        if stop == "ctrl_c":
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        else:
+            process.kill()
         _, stderr = process.communicate(timeout=60)
-        assert "KeyboardInterrupt" in stderr and process.returncode != 0
+        assert process.returncode != 0 and ("KeyboardInterrupt" in stderr) == (stop == "ctrl_c")
         with pytest.raises(ProcessLookupError):  # nobody of the session is left
             for _ in range(100):
                 os.killpg(process.pid, 0)
                 time.sleep(0.1)
+
+
+def test_no_worker_is_started_that_would_have_no_client(monkeypatch):
+    started_with = []
+    monkeypatch.setattr(simulation, "launch", lambda workers, *_: started_with.append(workers))
+    with pytest.raises(TypeError):  # what is patched in starts nothing
+        simulate(*setting("mlp"), plan_of(participants=2), non_private(), workers=50)
+    assert started_with == [2]
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):

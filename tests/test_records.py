@@ -72,10 +72,14 @@ def test_a_broken_record_gets_one_sentence(tmp_path, damage):
         recorded_rows(path, KEYS)
 
 
-def test_a_number_that_is_no_number_is_a_broken_record(tmp_path):
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("mean", "a quarter"), ("std", "-1"), ("n", "many"), ("n", "0"), ("seeds", "0")],
+)
+def test_a_number_that_cannot_be_is_a_broken_record(tmp_path, column, value):
     path = table(tmp_path)
     add(path, 4.0)
-    path.write_text(path.read_text().replace("0.25", "a quarter"))
+    pd.read_csv(path, dtype=str).assign(**{column: value}).to_csv(path, index=False)
     with pytest.raises(InputError, match="broken"):
         recorded_rows(path, KEYS)
 

@@ -52,12 +52,11 @@ FULL = WhatWorks.of_profile("full")
 @settings(max_examples=200, deadline=None)
 def test_a_margin_covers_exactly_as_many_as_it_says(z, clients, data):
     margin = data.draw(st.integers(0, clients - 1))
-    dropped = data.draw(st.integers(0, clients - 1))
-    colluding = data.draw(st.integers(0, clients - 1 - dropped))
-    left = noise_left(noise_share(z, clients, margin), clients, dropped, colluding)
+    gone = data.draw(st.integers(0, clients - 1))
+    left = noise_left(noise_share(z, clients, margin), clients, gone)
     # the law that the names promise, beside the closed form
-    assert (left >= z * (1 - 1e-9)) == (dropped + colluding <= margin)
-    assert left**2 == pytest.approx(z**2 * (clients - dropped - colluding) / (clients - margin))
+    assert (left >= z * (1 - 1e-9)) == (gone <= margin)
+    assert left**2 == pytest.approx(z**2 * (clients - gone) / (clients - margin))
 
 
 @pytest.mark.parametrize(("dropped", "colluding"), [(0, 0), (7, 0), (0, 5), (8, 4)])
@@ -66,7 +65,7 @@ def test_the_noise_that_a_server_cannot_subtract_is_normal_with_what_is_left(dro
     shares = np.random.default_rng(7).normal(0, share, (clients, many))
     arrived = shares[dropped:].sum(0)
     secret = arrived - shares[clients - colluding :].sum(0)
-    left = noise_left(share, clients, dropped, colluding)
+    left = noise_left(share, clients, dropped + colluding)
     assert of_std(torch.from_numpy(secret), left)
     assert not of_std(torch.from_numpy(secret), 1.05 * left)
     assert stats.kstest(secret / left, "norm").pvalue > WRONG_ALARM
@@ -110,8 +109,9 @@ def test_without_noise_the_clients_sum_is_the_central_one():
         (noise_share, (0.0, 10), "noise_multiplier = 0.0"),
         (noise_share, (1.0, 0), "clients = 0"),
         (noise_share, (1.0, 10, 10), "margin = 10 must lie between 0 and 9"),
-        (noise_left, (1.0, 10, -1), "dropped = -1"),
-        (noise_left, (1.0, 10, 6, 4), "dropped = 6 and colluding = 4 leave none"),
+        (noise_left, (1.0, 10, -1), "gone = -1"),
+        (noise_left, (1.0, 10, 10), "gone = 10 must lie between 0 and 9"),
+        (noise_needed, (0.001, 1.0, [10_000]), "no noise up to σ = 1500 keeps ε = 0.001"),
     ],
 )
 def test_a_bad_number_of_clients_gets_one_sentence(function, values, word):

@@ -1,6 +1,7 @@
 """One name for each accountant: what a ledger costs, when a budget is spent, noise for an ε."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -33,12 +34,8 @@ _LARGEST_NOISE = 1e6
 _LEAST_NOISE = 1e-3
 
 
-def _theorem(name: Theorem) -> Callable[[Ledger, float], Spending]:
-    return lambda ledger, delta: composition_spending(ledger, name, delta)
-
-
-_SPEND: dict[str, Callable[[Ledger, float], Spending]] = {
-    **{name: _theorem(name) for name in get_args(Theorem)},
+_SPEND: dict[str, Callable[..., Spending]] = {
+    **{name: partial(composition_spending, theorem=name) for name in get_args(Theorem)},
     "zcdp": zcdp_spending,
     "moments_accountant": lambda ledger, delta: rdp_spending(
         ledger, delta, PAPER_ORDERS, "classic", "moments_accountant"
@@ -86,7 +83,7 @@ def spend(events: Events, accountant: Accountant, delta: float) -> Spending:
     """
     one_of(ACCOUNTANTS, accountant=accountant)
     check_delta(delta=delta)
-    return _SPEND[accountant](Ledger.of(events), delta)
+    return _SPEND[accountant](Ledger.of(events), delta=delta)
 
 
 def spending_curve(events: Events, accountant: Accountant, delta: float) -> Floats:

@@ -124,18 +124,14 @@ def _epsilon_cell(
     rate, steps = _training(paper, row, rows)
     if policy == "fixed":
         ours = fixed_epsilon(convention, rate, steps)
-        kind = "fixed_epsilon" if _has_stated_noise(table, row) else "other_epsilon"
+        # σ is the stated 6, but where Table VII holds the variance constant
+        stated = not (table == "table_7" and "clip" in row) or (
+            row["method"] == "dp_baseline" and row["target_accuracy"] != "0.9773"
+        )
+        kind = "fixed_epsilon" if stated else "other_epsilon"
         return _cell(paper, table, row, kind, ours, tolerance)
     prefix = _schedule(policy, given.ITERATIONS[row["dataset"]]).first(steps)
     return _cell(paper, table, row, "other_epsilon", _spent(convention, prefix), tolerance)
-
-
-def _has_stated_noise(table: str, row: Row) -> bool:
-    """Return whether the table says that σ is 6: not where it holds the variance constant."""
-    constant_variance = table == "table_7" and "clip" in row
-    return not constant_variance or (
-        row["method"] == "dp_baseline" and row["target_accuracy"] != "0.9773"
-    )
 
 
 def _training(paper: str, row: Row, rows: Sequence[Row]) -> tuple[float, int]:

@@ -78,7 +78,9 @@ class Selection(ABC):
         )
         place = torch.searchsorted(torch.as_tensor(below, device=scores.device), first, right=True)
         # 0: none, else the rank
-        value = _ascending(scores).gather(1, (place[:, None] - 1).clamp_min(0))  # [n, 1]
+        # NumPy sorts ten times as fast as torch on a CPU
+        rising = torch.from_numpy(np.sort(scores.numpy(force=True), axis=1)).to(scores.device)
+        value = rising.gather(1, (place[:, None] - 1).clamp_min(0))  # [n, 1]
         return torch.where(place == 0, -1, _one_of(scores == value, second))
 
 
@@ -220,11 +222,6 @@ class RandomChoice(Selection):
 def _by_group(d: int, k: int, top: float, other: float, none: float) -> Floats:
     """Return a distribution by rank that tells only the k largest scores from the others."""
     return np.concatenate([np.full(d - k, other), np.full(k, top), [none]])
-
-
-def _ascending(scores: torch.Tensor) -> torch.Tensor:
-    """Return every row of scores sorted, by NumPy: ten times as fast as torch on a CPU."""
-    return torch.from_numpy(np.sort(scores.numpy(force=True), axis=1)).to(scores.device)
 
 
 def _one_of(mask: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:

@@ -176,15 +176,15 @@ class Selective(Transformation):
         """Return gradients [clients, …] with everything that is not shared at zero."""
         shared = {name: g.abs() > self.threshold for name, g in gradients.items()}
         if ctx.generators:
-            lots = draws(gradients, ctx.generators, _uniform)
+            lots = draws(
+                gradients,
+                ctx.generators,
+                lambda g, own: torch.rand(g.shape, generator=own, device=g.device, dtype=g.dtype),
+            )
             lots = {name: torch.where(shared[name], lot, -1.0) for name, lot in lots.items()}
             first = largest(lots, lambda n: part(self.share, n), self.scope, self.leading)
             shared = {name: shared[name] & first[name] for name in shared}
         return {name: torch.where(shared[name], g, 0.0) for name, g in gradients.items()}
-
-
-def _uniform(row: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(row.shape, generator=generator, device=row.device, dtype=row.dtype)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -273,6 +275,7 @@ def _run_worker(rank: int, size: int, path: str, run: Callable[..., Any], argume
     """Join the group and run; on an error, print it unless all processes know it, and exit."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: the first process raises, others end
     try:
+        end_with(os.getppid())
         torch.set_num_threads(1)
         store = dist.FileStore(path, size)
         store.add(STARTED, 1)
@@ -283,6 +286,22 @@ def _run_worker(rank: int, size: int, path: str, run: Callable[..., Any], argume
         if not isinstance(error, InputError | WorkerError):
             traceback.print_exc()
         os._exit(1)  # an ordinary exit could wait for the group
+
+
+def end_with(parent: int) -> None:
+    """End this process soon after its parent has ended, in whatever way.
+
+    Parameters
+    ----------
+    parent : the parent's process number
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _join(store: dist.Store, rank: int, size: int) -> None:

@@ -166,7 +166,8 @@ def simulate(
     start = _start(job, collected, monitor, resume, group)
     if workers == 1 or group.joined:
         return _run(group, job, start, collected, monitor)
-    with launch(workers, _run, job, start, collected) as started:
+    # more would have no client to train
+    with launch(min(workers, plan.participants), _run, job, start, collected) as started:
         return _run(started, job, start, collected, monitor)
 
 

@@ -111,8 +111,8 @@ def build(
     """
     check_disk(BUILD)
     stage(chapters.values(), profile, overrides or {})
-    entry = "from jupyter_book.cli.main import main; main()"
-    command = [sys.executable, "-c", entry, "build", str(STAGE), "--path-output", str(BUILD.parent),
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build",
+               str(STAGE), "--path-output", str(BUILD.parent),
                "-n", "-W", "--keep-going", "--all"]  # fmt: skip
 
     def sphinx() -> None:

@@ -66,14 +66,14 @@ def resolved(settings: Settings) -> Settings:
     if batch in ("auto", "same"):
         batch = "lfw" if batch == "auto" and available("lfw", root) else name
     for dataset in dict.fromkeys((name, batch)):
-        fetch(dataset, root)
-        verify(dataset, root)
         if settings.needs_images and dataset in DATASETS and DATASETS[dataset].kind != "image":
             raise InputError(
                 f"{'dataset' if dataset == name else 'batch_dataset'} = {dataset!r} has no images, "
                 "and this chapter needs them: use digits, mnist, fashion_mnist, cifar10, lfw or "
                 "npz:PATH."
             )
+        fetch(dataset, root)
+        verify(dataset, root)
     names = {"dataset": name, "batch_dataset": batch}
     return settings.model_copy(
         update={field: value for field, value in names.items() if hasattr(settings, field)}
@@ -101,8 +101,8 @@ def execute(settings: Settings, target: Path) -> Path:
     InputError
         If a cell fails: the cell's own last line, and where the unfinished notebook can be read.
     """
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
+    import papermill.exceptions
+    from nbclient.exceptions import DeadKernelError
 
     check_disk(target.parent)
     partial = target.with_suffix(".partial.ipynb")
@@ -118,11 +118,11 @@ def execute(settings: Settings, target: Path) -> Path:
             # the kernel's own messages concern no reader
             extra_arguments=["--IPKernelApp.log_level=50"],
         )
-    except PapermillExecutionError as error:
-        kind = "" if error.ename == "InputError" else f"{error.ename}: "
-        reason = f"{kind}{error.evalue}".rstrip(".")
+    except (papermill.exceptions.PapermillExecutionError, DeadKernelError) as error:
+        kind = "" if (n := getattr(error, "ename", "InputError")) == "InputError" else f"{n}: "
+        reason = getattr(error, "evalue", "its kernel was killed, most often for want of memory")
         raise InputError(
-            f"{settings.notebook} stopped: {reason} (how far it came: {partial})."
+            f"{settings.notebook} stopped: {kind}{reason.rstrip('.')} (how far it came: {partial})."
         ) from None
     partial.replace(target)
     return target
@@ -165,11 +165,10 @@ def _finish_text(path: Path, changes: str) -> None:
         for output in cell.get("outputs", ())
         if GLUED in output.get("data", ())
     }
-    text = (
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(
         f"**This run has** {changes}. What is computed here is of this run. Recorded numbers, and "
         "the sentences about them, belong to the settings named beside them."
-    )
-    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(text))
+    ))  # fmt: skip
     for cell in notebook.cells:
         cell.source = re.sub(ROLE, lambda role: glued.get(role[0], role[0]), cell.source)
     write_atomically(path, nbformat.writes(notebook).encode())

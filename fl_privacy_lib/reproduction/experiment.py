@@ -7,7 +7,6 @@ on where it stopped and loses at most the points under way.
 
 import os
 import signal
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ import torch
 from fl_privacy_lib._checks import InputError, nearest
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.data import available
+from fl_privacy_lib.federated.groups import end_with
 from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.loading import content_of, only_available
 from fl_privacy_lib.reproduction.paths import MEASURED, data_root, point_cache
@@ -174,13 +174,7 @@ def _start_worker(parent: int) -> None:
     """Use one thread, leave Ctrl-C to the parent, and end whenever the parent has ended."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with(parent)
 
 
 def record(
@@ -206,7 +200,8 @@ def record(
         If there is no such part, none of its data sets is here, the seed is another, or a changed
         setting changes no point.
     """
-    if plain is not None and settings.seed != plain.seed:  # its rows would count as further cells
+    # with another seed its rows would count as further cells
+    if plain is not None and getattr(settings, "seed", 0) != getattr(plain, "seed", 0):
         raise InputError(f"records have seed = {plain.seed}: give seed = {settings.seed} to a run.")
     if (named := getattr(settings, "dataset", "auto")) != "auto":
         available(named, data_root())  # refuses a misspelt name
@@ -248,7 +243,8 @@ def record(
         here, rows = begin(part)
         recorded += bool(here or rows)
         if here and not rows:
-            report_progress(f"{part.name}: no learning rate is chosen yet; record its search first")
+            report_progress(f"{part.name or part.table}: nothing of it is on these data, or its "
+                            "search has chosen no rate yet: record that first")  # fmt: skip
         while rows:
             _record_rows(experiment, part, rows, device, folder, meta)
             rows = more if len(more := part.rows(here)) > len(rows) else []  # of a search

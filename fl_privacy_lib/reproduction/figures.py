@@ -296,6 +296,8 @@ def value_chart(
     scale : 'log' or 'linear'
     first : standings that take the first styles, see line_styles
     """
+    if not rows:
+        return panels({"": {}}, xlabel, "")
     names = list(dict.fromkeys(name for name, *_ in rows))
     styles = line_styles({"": dict.fromkeys(row[2] for row in rows)}, first)
     several = len(names) < len(rows)  # narrow then: the numbers beside the marks are left out

@@ -66,10 +66,12 @@ def read_record(
             raise ValueError(f"line {row + 2} is cut off")
         for column in {"mean", "std", "seconds"} & set(table):
             table[column] = pd.to_numeric(table[column])
+        counts = table[[*({"n", "seeds"} & set(table))]].apply(pd.to_numeric)
+        if (counts < 1).any(axis=None) or ("std" in table and (table["std"] < 0).any()):
+            raise ValueError("a standard deviation is negative, or a count below 1")
     except ValueError as error:
-        reason = str(error).rstrip(".")
         raise InputError(
-            f"the record {path} is broken ({reason}): restore it with git, "
+            f"the record {path} is broken ({str(error).rstrip('.')}): restore it with git, "
             "or delete it and record again."
         ) from None
     return table
@@ -130,8 +132,8 @@ def _text(value: Any) -> str:
 def point_path(folder: Path, settings: dict[str, Any]) -> Path:
     """Return the file that holds a finished point of a live run, which then goes on where it was.
 
-    A point is found by its settings and by the library's source: any change of code computes it
-    anew.
+    A point is found by its settings and by the source that computes results: a change of that
+    computes it anew.
     """
     text = json.dumps(settings, sort_keys=True, default=str) + source_digest()
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"

@@ -15,6 +15,7 @@ from fl_privacy_lib.reproduction.comparison import Comparison, compare, measured
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
+from fl_privacy_lib.reproduction.records import read_record
 from fl_privacy_lib.reproduction.verdict import Status, learns
 
 
@@ -291,13 +292,8 @@ def coverage(table: str, ledger: Sequence[dict[str, Any]]) -> list[int]:
 
 def time_table(chapter: str) -> Table:
     """Return how long a chapter's notebook took at each profile, on which machine, as recorded."""
-    path = MEASURED / "run_times.csv"
     columns = ["profile", "data", "seconds", "peak memory, MiB", "machine", "date"]
-    frame = (
-        select(pd.read_csv(path, dtype=str), {"chapter": chapter})
-        if path.exists()
-        else pd.DataFrame()
-    )
+    frame = select(read_record(MEASURED / "run_times.csv", ["chapter"]), {"chapter": chapter})
     if frame.empty:
         return Table(columns, [["any", "—", "not yet measured: make times", "—", "—", "—"]])
     return Table(

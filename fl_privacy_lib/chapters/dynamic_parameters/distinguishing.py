@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from fl_privacy_lib._checks import refuse
 from fl_privacy_lib.accounting.composition import step_epsilon
 from fl_privacy_lib.chapters.dynamic_parameters.training import Central
 from fl_privacy_lib.defenses.clipping import Clip, Gradient, layer_norms
@@ -107,6 +108,8 @@ def measure_game(point: Game, device: torch.device) -> Result:
     found = []
     for round in range(point.batches):
         (batch,) = arm.plan(point.seed + 1, point.batches).batches(0, len(y), round)
+        refuse({f"a batch of batch_size = {point.batch_size} on average came out with fewer than 2 "
+                "examples: raise batch_size.": len(batch) < 2})  # fmt: skip
         norms = torch.cat([  # a hundred at a time: all gradients together would fill the memory
             torch.stack(list(layer_norms(gradients(part), 2).values())).amax((0, 1))
             for part in np.array_split(batch, -(-len(batch) // 100) or 1)

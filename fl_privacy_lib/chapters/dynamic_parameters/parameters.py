@@ -33,7 +33,7 @@ class DynamicParameters(Settings):
     clip_norm: float = Field(
         4.0, gt=0, le=1e6, description="clipping bound C of the first iteration"
     )
-    noise_scale: float = Field(2.0, gt=0, le=1e6, description="noise scale σ, in units of C")
+    noise_scale: float = Field(2.0, ge=1e-3, le=1e6, description="noise scale σ, in units of C")
     local_lr: float = Field(
         0.0,
         ge=0,

@@ -34,7 +34,7 @@ class FastTraining(Settings):
     clients_per_chunk: int = Field(
         4, ge=1, le=10_000, description="clients that the fast engine stacks"
     )
-    workers: int = Field(2, ge=1, le=256, description="processes that share a round's clients")
+    workers: int = Field(2, ge=1, le=64, description="processes that share a round's clients")
     rounds: int = Field(3, ge=1, le=1000, description="rounds over which the workers are timed")
     repetitions: int = Field(
         3, ge=1, le=1000, description="times that every engine is measured, interleaved"

@@ -27,7 +27,7 @@ class FedAlphaCdp(Settings):
     )
     clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
     noise_scale: float = Field(
-        1.0, gt=0, le=1e6, description="noise scale σ, in units of C; where it falls, its level"
+        1.0, ge=1e-3, le=1e6, description="noise scale σ, in units of C; where it falls, its level"
     )
     local_lr: float = Field(
         0.0,

@@ -79,7 +79,7 @@ def utility_bounds(s: np.ndarray, norms: np.ndarray) -> np.ndarray:
     array([0.25, 0.75])
     """
     right = s > 0
-    return s[right] / norms[right].max()
+    return s[right] / norms[right].max(initial=0.0)
 
 
 @dataclass(frozen=True)

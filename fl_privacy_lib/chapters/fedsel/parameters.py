@@ -27,7 +27,7 @@ class FedSel(Settings):
     epsilon: float = Field(1.0, gt=0, le=100, description="budget ε of one participation")
     ratio: float = Field(0.1, gt=0, lt=1, description="share μ of ε for the selection")
     top_share: float = Field(
-        0.1, gt=0, le=1, description="share k/d of the coordinates that count as top"
+        0.1, gt=0, lt=1, description="share k/d of the coordinates that count as top"
     )
     value: Literal["pm", "hm", "duchi", "laplace"] = Field(
         "pm", description="perturbation of the value"

@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 
+from fl_privacy_lib._checks import refuse
 from fl_privacy_lib.accounting.conventions import DELTA
 from fl_privacy_lib.accounting.events import Floats
 from fl_privacy_lib.accounting.rdp import TODAY_ORDERS, integer_rdp, order_epsilons
@@ -24,8 +25,9 @@ SENTENCE = (
 def spent_by(rate: float, steps: tuple[int, ...]) -> Floats:
     """Return ε of every scale in `NOISE` after so many steps, [steps, scales], falling in each."""
     one = integer_rdp(np.full(len(NOISE), rate), NOISE, ORDERS)  # [scales, orders]
-    total = np.array(steps)[:, None, None] * one
-    return order_epsilons(total, np.array(ORDERS), DELTA, "improved").min(axis=-1)
+    return order_epsilons(
+        np.array(steps)[:, None, None] * one, np.array(ORDERS), DELTA, "improved"
+    ).min(axis=-1)
 
 
 def noise_needed(budget: float, rate: float, steps: Sequence[int]) -> list[float]:
@@ -36,8 +38,20 @@ def noise_needed(budget: float, rate: float, steps: Sequence[int]) -> list[float
     budget : ε > 0 at δ = 1e-5, of one example, added or removed
     rate : q in (0, 1], with which each example is drawn by itself
     steps : T, of each value that is returned
+
+    Raises
+    ------
+    InputError
+        If none of the scales keeps the budget.
     """
     kept = spent_by(rate, tuple(steps)) <= budget
+    refuse(
+        {
+            f"no noise up to σ = {NOISE[-1]:g} keeps ε = {budget:g}: raise it.": not kept.any(
+                axis=1
+            ).all()
+        }
+    )
     return [float(NOISE[row.argmax()]) for row in kept]
 
 

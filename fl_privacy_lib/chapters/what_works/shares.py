@@ -2,7 +2,7 @@
 
 import math
 
-from fl_privacy_lib._checks import in_range, positive, refuse, whole_number
+from fl_privacy_lib._checks import in_range, positive, whole_number
 
 
 def noise_share(noise_multiplier: float, clients: int, margin: int = 0) -> float:
@@ -35,15 +35,14 @@ def noise_share(noise_multiplier: float, clients: int, margin: int = 0) -> float
     return noise_multiplier / math.sqrt(clients - margin)
 
 
-def noise_left(share: float, clients: int, dropped: int = 0, colluding: int = 0) -> float:
+def noise_left(share: float, clients: int, gone: int = 0) -> float:
     """Return the noise multiplier of the sum, against a server that some clients help.
 
     Parameters
     ----------
     share : noise multiplier of one client's share, > 0
     clients : K ≥ 1 that are asked in a round
-    dropped : of them, whose share never arrives
-    colluding : of the others, who tell the server their shares, so that it can subtract them
+    gone : of them, whose share never arrives, or who tell it to the server, to subtract
 
     Raises
     ------
@@ -52,13 +51,9 @@ def noise_left(share: float, clients: int, dropped: int = 0, colluding: int = 0)
 
     Examples
     --------
-    >>> round(noise_left(0.5, 100, dropped=30, colluding=6), 9)
+    >>> round(noise_left(0.5, 100, gone=30 + 6), 9)
     4.0
     """
     positive(share=share)
-    in_range(0, clients, dropped=dropped, colluding=colluding)
-    refuse({
-        f"dropped = {dropped} and colluding = {colluding} leave none of clients = {clients} who "
-        "adds secret noise: no ε holds.": dropped + colluding >= clients,
-    })  # fmt: skip
-    return share * math.sqrt(clients - dropped - colluding)
+    in_range(0, clients - 1, gone=gone)
+    return share * math.sqrt(clients - gone)

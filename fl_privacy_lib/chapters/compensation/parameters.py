@@ -26,7 +26,7 @@ class Compensation(Settings):
     noise: float = Field(
         0.1, gt=0, le=1e6, description="standard deviation σ of that noise, on a gradient"
     )
-    ratio: float = Field(6.0, ge=1, le=1000, description="rows by column of the folded matrix, Q")
+    ratio: float = Field(6.0, ge=1, le=100, description="rows by column of the folded matrix, Q")
     root_images: int = Field(
         50, ge=1, le=10_000, description="public images that the leakage risk is measured on"
     )

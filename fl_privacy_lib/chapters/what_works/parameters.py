@@ -21,9 +21,11 @@ class WhatWorks(Settings):
     dataset: str = Field(
         "auto", description="data that train; auto: mnist where its files are, else digits"
     )
-    epsilon: float = Field(2.0, gt=0, le=100, description="ε that has to be proved, of an example")
+    epsilon: float = Field(2.0, gt=0, le=20, description="ε that has to be proved, of an example")
     iterations: int = Field(80, ge=1, le=5000, description="iterations of a training, T")
-    batch_size: int = Field(1024, ge=1, le=20_000, description="examples in a batch, B, on average")
+    batch_size: int = Field(
+        1024, ge=1, le=20_000, description="examples in a batch, B, on average; at most N/4 used"
+    )
     clip_norm: float = Field(
         0.1, gt=0, le=1e6, description="clipping bound C of the whole gradient"
     )

@@ -531,7 +531,7 @@ def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeyp
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path / "points")
     monkeypatch.setattr(experiment.os, "cpu_count", lambda: 1)
     record(smoke, "table_1", tmp_path)
-    assert "no learning rate is chosen yet; record its search first" in capsys.readouterr().err
+    assert "or its search has chosen no rate yet: record that first" in capsys.readouterr().err
     record(smoke, "search_table_1", tmp_path)
     tries = measured("fed_cdp/search", tmp_path).query("metric == 'accuracy'")
     rates = sorted(tries["local_lr"].astype(float))

@@ -146,7 +146,7 @@ def test_a_notebook_imports_its_chapter_and_no_other(path):
 
 # chapters above their budget of 290: no line more
 LARGER = {"fed_cdp": 400, "fedsel": 520, "what_works": 322}
-LIBRARY, COMPILED, COMPENSATION, CHAPTER = 6587, 731, 500, 290
+LIBRARY, COMPILED, COMPENSATION, CHAPTER = 6586, 731, 500, 290
 OF_COMPENSATION = {
     f"{folder}/{name}.py"
     for folder, names in {

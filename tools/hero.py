@@ -13,14 +13,14 @@ from fl_privacy_lib.reproduction.experiments.setups import clients_of
 from fl_privacy_lib.reproduction.paths import ROOT, data_root, decoded_cache
 
 
-def draw_hero(path: Path = ROOT / "book" / "images" / "hero.png", seed: int = 0) -> Path:
+def draw_hero() -> Path:
     """Attack eight gradients without a defence and under Fed-CDP, and draw what comes back."""
     figures.use_style()
     name = first_available(["mnist", "digits"], data_root())
     data = load(name, data_root(), decoded_cache())
     rows: list[list[np.ndarray]] = []
     for method in ("non_private", "fed_cdp_example"):
-        point = Point(name, "type_2", method, "naive", 8, 1, max_iterations=20, seed=seed,
+        point = Point(name, "type_2", method, "naive", 8, 1, max_iterations=20,
                       clients=clients_of(data))  # fmt: skip
         result = EXPERIMENT.run(point, pick_device("cpu"))
         rows += [list(result["truth"][:, 0])] if not rows else []
@@ -30,6 +30,7 @@ def draw_hero(path: Path = ROOT / "book" / "images" / "hero.png", seed: int = 0)
         "from their gradients,\nno defence",
         "from their gradients,\nnoise per example",
     ]
+    path = ROOT / "book" / "images" / "hero.png"
     figures.image_grid(rows, names, [""] * 8).savefig(path)
     return path
 

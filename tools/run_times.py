@@ -11,7 +11,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -28,8 +27,9 @@ from fl_privacy_lib.reproduction.settings import Settings
 from tools.rows import other_rows
 
 
-def measure_times(names: list[str], path: Path = MEASURED / "run_times.csv") -> None:
+def measure_times(names: list[str]) -> None:
     """Execute some chapters, by default all, and write each one's rows at its end."""
+    path = MEASURED / "run_times.csv"
     for kind in [chapter(name) for name in names or CHAPTERS]:
         rows: list[Any] = other_rows(path, "chapter", [kind.notebook[:2]])
         rows += [time_chapter(kind, profile) for profile in ("smoke", "quick")]

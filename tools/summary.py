@@ -1,7 +1,6 @@
 """The two tables of claims in the README, from the records: ``python -m tools.summary``."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from fl_privacy_lib._checks import InputError
@@ -42,8 +41,9 @@ def with_summary(readme: str) -> str:
     return f"{before}{START}\n\n{counts}\n\n{END}{rest.partition(END)[2]}"
 
 
-def write_summary(path: Path = ROOT / "README.md") -> None:
+def write_summary() -> None:
     """Write the fresh summary into the README."""
+    path = ROOT / "README.md"
     write_atomically(path, with_summary(path.read_text()).encode())
 
 

@@ -1,7 +1,5 @@
 """The papers' printed numbers: loading them, and bringing them into a form that compares."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from fl_privacy_lib._checks import InputError
@@ -11,7 +9,7 @@ MEAN_SQUARES = {"rmse": "mse"}
 """Published metric → measured metric, by the formula: both papers that name it take no root."""
 
 
-def load_published(table: str, folder: Path = PUBLISHED) -> pd.DataFrame:
+def load_published(table: str) -> pd.DataFrame:
     """Return a published table, all columns as printed text.
 
     Parameters
@@ -23,15 +21,15 @@ def load_published(table: str, folder: Path = PUBLISHED) -> pd.DataFrame:
     InputError
         If there is no such table.
     """
-    path = folder / f"{table}.csv"
+    path = PUBLISHED / f"{table}.csv"
     if not path.exists():
         raise InputError(f"there is no published table {table!r}: {path} does not exist.")
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
-def has_published(table: str, folder: Path = PUBLISHED) -> bool:
+def has_published(table: str) -> bool:
     """Return whether a table of this name is published; figures and our own tables are not."""
-    return (folder / f"{table}.csv").exists()
+    return (PUBLISHED / f"{table}.csv").exists()
 
 
 def keys_of(printed: pd.DataFrame) -> list[str]:

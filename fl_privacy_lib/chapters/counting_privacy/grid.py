@@ -95,9 +95,7 @@ def own_system(settings: CountingPrivacy) -> tuple[Defense, Plan, Holding]:
     return defense, plan, holding
 
 
-def curve(
-    accountant: Accountant, steps: Sequence[int], noise: float, rate: float = given.EXAMPLE_RATE
-) -> list[float]:
+def curve(accountant: Accountant, steps: Sequence[int], noise: float) -> list[float]:
     """Return ε after each of some numbers of steps of the papers' sampled Gaussian, at δ = 1e-5.
 
     Parameters
@@ -105,9 +103,8 @@ def curve(
     accountant : that counts
     steps : numbers of steps, rising
     noise : multiplier σ
-    rate : sampling rate q of a step
     """
-    run = Event(rate, noise, "example", "add_remove", uses=max(steps))
+    run = Event(given.EXAMPLE_RATE, noise, "example", "add_remove", uses=max(steps))
     if accountant == "pld":
         return [spend(Ledger.of(run).first(count), "pld", DELTA).epsilon for count in steps]
     whole = spending_curve(run, accountant, DELTA)

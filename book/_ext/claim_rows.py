@@ -26,6 +26,8 @@ from fl_privacy_lib.reproduction.verdict import Outcome, Status, Verdict, trial_
 PAPERS = ("fed_cdp", "fed_alpha_cdp", "dynamic_parameters", "fedsel", "compensation")
 FINDINGS = "our findings"
 EXACT = "exact"
+COMPUTED = ("excess", "margin")
+"""Metrics of a computed statement: found less claimed, and the reverse."""
 WHY = {
     Status.REPRODUCED: "The test holds in every compared cell.",
     Status.EXCEEDED: "What differs lies above the printed value, at a tuned learning rate.",
@@ -113,7 +115,7 @@ def cell_of(outcome: Outcome, test: dict[str, Any], columns: tuple[str, ...]) ->
     """Return an outcome as a cell; a computed statement shows the values behind its margin."""
     row, kind = outcome.cell, test["check"]
     asked, found, gap = row["asked"], float(row["found"]), outcome.gap
-    if "claimed" in row:
+    if test.get("metric") in COMPUTED:
         asked = row["claimed"]
         gap = found if test["metric"] == "excess" else -found
         found = asked + gap
@@ -312,6 +314,11 @@ class Claim:
         return ", ".join(name for name in names if name) + ": "
 
     @property
+    def _left(self) -> str:
+        """Say of iterations that are left over that they are."""
+        return " left" * self.test.get("metric", "").endswith("_left")
+
+    @property
     def published(self) -> str:
         """What its worst cell was asked for."""
         cell = self.worst
@@ -319,10 +326,10 @@ class Claim:
             return "—"
         if cell.asked in ("true", "false"):
             return "resists" if cell.asked == "true" else "does not resist"
-        if "claimed" in self.verdict.outcomes[0].cell:
+        if self.test.get("metric") in COMPUTED:
             return cell.asked
         if "than" in self.test:
-            return self._arm("than") + cell.asked
+            return self._arm("than") + cell.asked + self._left
         share = self.judged_by.startswith("rate")
         asked = f"{100 * float(cell.asked):g} %" if share else cell.asked
         return f"{ENDS[self.judged_by]} {asked}" if self.judged_by in ENDS else asked
@@ -337,6 +344,7 @@ class Claim:
             spread = f" ± {100 * cell.spread:.0f}" if cell.spread else ""
             return f"{100 * cell.found:.0f}{spread} %"
         spread = f" ± {figure(float(f'{cell.spread:.2g}'))}" if cell.spread else ""
+        spread += self._left
         arm = self._arm("rows") if "than" in self.test else ""
         return arm + figure(cell.found) + spread
 
@@ -366,7 +374,7 @@ class Claim:
         metric = self.test.get("metric", "attack_success_rate" if "bound" in self.test else "")
         share = units == {"fraction"} or metric in SHARES
         points = share or re.search("lead|gain|calm", metric) is not None
-        unit = " points" if points else " iterations" * ("iterations" in metric)
+        unit = " points" if points else " iterations" * ("iterations" in metric) + self._left
         return span([(100 if share else 1) * c.gap for c in self.cells], unit)
 
     @property

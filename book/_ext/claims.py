@@ -90,7 +90,7 @@ def coverage_cell(table: Coverage) -> str:
     letter, word = table.grade
     counts = [f"{table.printed} printed"]
     if table.measured:
-        counts.insert(0, f"{table.come_out} of {table.measured}")
+        counts.insert(0, f"{table.come_out} of {table.at_setting or table.measured}")
     if table.exceeded:
         counts.append(f"{table.exceeded} exceeded")
     inside = (

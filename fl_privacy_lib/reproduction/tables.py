@@ -273,19 +273,21 @@ def summary_table() -> Table:
     return Table(["paper", *Status], rows)
 
 
-BUDGET = "target_epsilon"
-"""A budget in a header: compared, and not among a table's printed values."""
-
-
 def coverage(table: str, ledger: Sequence[dict[str, Any]]) -> list[int]:
     """Return how many values a table prints, and how many of them its entries in a ledger judge.
 
-    After them come those at the printed setting, that come out, and that are exceeded.
+    After them come those at the printed setting, that come out, and that are exceeded. A budget in
+    a header is compared, and is not one of the values.
     """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for entry in entries_of(table, ledger):
         for c in compare(table, select(measured(entry["table"]), entry.get("rows", {}))):
-            if c.printed and c.cell and c.cell["judged"] and c.printed["metric"] != BUDGET:
+            if (
+                c.printed
+                and c.cell
+                and c.cell["judged"]
+                and c.printed["metric"] != "target_epsilon"
+            ):
                 groups.setdefault(tuple(map(str, c.printed.values())), []).append(c)
     counts = Counter(judge(group).status for group in groups.values())
     return [

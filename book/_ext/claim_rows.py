@@ -27,7 +27,7 @@ PAPERS = ("fed_cdp", "fed_alpha_cdp", "dynamic_parameters", "fedsel", "compensat
 FINDINGS = "our findings"
 EXACT = "exact"
 COMPUTED = ("excess", "margin")
-"""Metrics of a computed statement: found less claimed, and the reverse."""
+"""What a computed statement is judged by: found less claimed, and the reverse."""
 WHY = {
     Status.REPRODUCED: "The test holds in every compared cell.",
     Status.EXCEEDED: "What differs lies above the printed value, at a tuned learning rate.",
@@ -111,11 +111,16 @@ class Cell:
     relative: float | None
 
 
+def computed(test: dict[str, Any], row: Mapping[str, Any]) -> bool:
+    """Return whether a row is a computed statement's, judged by a difference."""
+    return "claimed" in row and test.get("metric") in COMPUTED
+
+
 def cell_of(outcome: Outcome, test: dict[str, Any], columns: tuple[str, ...]) -> Cell:
     """Return an outcome as a cell; a computed statement shows the values behind its margin."""
     row, kind = outcome.cell, test["check"]
     asked, found, gap = row["asked"], float(row["found"]), outcome.gap
-    if test.get("metric") in COMPUTED:
+    if computed(test, row):
         asked = row["claimed"]
         gap = found if test["metric"] == "excess" else -found
         found = asked + gap
@@ -326,7 +331,7 @@ class Claim:
             return "—"
         if cell.asked in ("true", "false"):
             return "resists" if cell.asked == "true" else "does not resist"
-        if self.test.get("metric") in COMPUTED:
+        if computed(self.test, self.verdict.outcomes[0].cell):
             return cell.asked
         if "than" in self.test:
             return self._arm("than") + cell.asked + self._left

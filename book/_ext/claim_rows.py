@@ -349,9 +349,8 @@ class Claim:
             spread = f" ± {100 * cell.spread:.0f}" if cell.spread else ""
             return f"{100 * cell.found:.0f}{spread} %"
         spread = f" ± {figure(float(f'{cell.spread:.2g}'))}" if cell.spread else ""
-        spread += self._left
         arm = self._arm("rows") if "than" in self.test else ""
-        return arm + figure(cell.found) + spread
+        return arm + figure(cell.found) + spread + self._left
 
     @property
     def which(self) -> str:

@@ -8,12 +8,15 @@ import re
 import subprocess
 import types
 
+import claim_cells
+import claim_files
 import claim_rows
+import claim_tables
 import claims as page_of_claims
 import pytest
 from docutils import nodes
 
-from fl_privacy_lib.chapters import CHAPTERS
+from fl_privacy_lib.chapters import CHAPTERS, experiment
 from fl_privacy_lib.reproduction import verdict
 from fl_privacy_lib.reproduction.claims import load_claims
 from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED, ROOT
@@ -65,15 +68,16 @@ def test_every_command_names_what_its_chapter_records():
     for claim in claims():
         if "table" in claim.entry:
             words = re.fullmatch(
-                r'make record NB=(\d\d) P="--only (\S+)"', claim_rows.command(claim.entry["table"])
+                r'make record NB=(\d\d) P="--only (\S+)"',
+                claim_tables.command(claim.entry["table"]),
             )
             kind = CHAPTERS[words[1]]
-            parts = claim_rows.experiment(kind).parts(kind.of_profile("full"), MEASURED)
+            parts = experiment(kind).parts(kind.of_profile("full"), MEASURED)
             assert words[2] in {part.table for part in parts}, claim.id
 
 
 def test_make_hands_the_part_on():
-    command = claim_rows.command("fedsel/table_3").replace('"', "").split(" P=")
+    command = claim_tables.command("fedsel/table_3").replace('"', "").split(" P=")
     made = subprocess.run([*command[0].split(), "-n", f"P={command[1]}"], cwd=ROOT,
                           capture_output=True, text=True, check=True)  # fmt: skip
     assert "record 08 --profile full --only fedsel/table_3" in made.stdout
@@ -96,7 +100,7 @@ def test_a_headline_says_the_statement_where_it_has_no_words_for_the_verdict():
 def test_no_code_name_is_in_the_visible_text():
     found = set(IDENTIFIER.findall(visible(written())))
     assert not found, sorted(found)
-    lines = claim_rows.cells_csv(claims()).splitlines()[1:]
+    lines = claim_files.cells_csv(claims()).splitlines()[1:]
     assert not {n for line in lines for n in IDENTIFIER.findall(line.split(",", 1)[1])}
 
 
@@ -126,7 +130,7 @@ def test_a_refuted_claim_shows_its_strongest_counter_example():
 
 
 def test_the_grid_has_every_published_table_and_every_value_once():
-    rows = claim_rows.matrix(claims())
+    rows = claim_tables.matrix(claims())
     files = {folder.name: len(list(folder.glob("table_*.csv"))) for folder in PUBLISHED.iterdir()
              if folder.is_dir()}  # fmt: skip
     assert {paper: len(tables) for paper, tables in rows.items()} == files
@@ -138,15 +142,15 @@ def test_the_grid_has_every_published_table_and_every_value_once():
 
 
 def test_the_files_have_a_line_for_each_claim_and_cell():
-    assert claim_rows.claims_csv(claims()).count("\n") >= len(claims()) + 1
-    cells = claim_rows.cells_csv(claims())
+    assert claim_files.claims_csv(claims()).count("\n") >= len(claims()) + 1
+    cells = claim_files.cells_csv(claims())
     assert cells.count("\n") == sum(c.verdict.cells for c in claims()) + 1
 
 
 def test_numbers_are_plain():
-    assert doctest.testmod(claim_rows).failed == 0
-    assert claim_rows.span([-0.668, -0.271], "") == "−0.67 to −0.27"
-    assert claim_rows.span([0.0, 1e-15], " %") == "0 %"
+    assert doctest.testmod(claim_cells).failed == 0
+    assert claim_cells.span([-0.668, -0.271], "") == "−0.67 to −0.27"
+    assert claim_cells.span([0.0, 1e-15], " %") == "0 %"
 
 
 def test_a_claim_leads_to_the_section_that_the_ledger_names(monkeypatch):

@@ -3,31 +3,22 @@
 Nothing here chooses a status or knows HTML; ``claims`` draws what this gathers.
 """
 
-import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-import yaml
+from claim_cells import Cell, cell_of, computed, figure, setting, span, varying
 
-from fl_privacy_lib.chapters import CHAPTERS, experiment
 from fl_privacy_lib.reproduction.checks import PRINTED, in_words
 from fl_privacy_lib.reproduction.claims import load_claims, verdict
 from fl_privacy_lib.reproduction.comparison import SUCCESS_RATES, measured, select
 from fl_privacy_lib.reproduction.figures import named
-from fl_privacy_lib.reproduction.names import NAMES, SETTINGS
-from fl_privacy_lib.reproduction.paths import MEASURED, PUBLISHED
-from fl_privacy_lib.reproduction.records import META
-from fl_privacy_lib.reproduction.tables import coverage
+from fl_privacy_lib.reproduction.names import NAMES
 from fl_privacy_lib.reproduction.verdict import Outcome, Status, Verdict, trial_of
 
-PAPERS = ("fed_cdp", "fed_alpha_cdp", "dynamic_parameters", "fedsel", "compensation")
 FINDINGS = "our findings"
 EXACT = "exact"
-COMPUTED = ("excess", "margin")
-"""What a computed statement is judged by: found less claimed, and the reverse."""
+SHARES = ("accuracy", *SUCCESS_RATES)
 WHY = {
     Status.REPRODUCED: "The test holds in every compared cell.",
     Status.EXCEEDED: "What differs lies above the printed value, at a tuned learning rate.",
@@ -35,179 +26,6 @@ WHY = {
     "decides nothing.",
 }
 ENDS = {"rate_above": "above", "rate_below": "below", "shown": "at least", "at_most": "at most"}
-
-
-@dataclass(frozen=True)
-class Part:
-    """How a recorded table is measured again: its chapter, and the names of its parts."""
-
-    chapter: str
-    names: tuple[str, ...]
-    long: bool
-
-
-@functools.cache
-def parts() -> dict[str, Part]:
-    """Return 'paper/table' → what records it, from the chapters' experiments."""
-    recorded: dict[str, Part] = {}
-    for chapter, kind in CHAPTERS.items():
-        for part in experiment(kind).parts(kind.of_profile("full"), MEASURED):
-            known = recorded.get(part.table, Part(chapter, (), False))
-            names = (*known.names, part.name) if part.name else known.names
-            recorded[part.table] = Part(chapter, names, known.long or part.long)
-    return recorded
-
-
-def command(table: str) -> str:
-    """Return the command that records a table; rows that are there are not measured again."""
-    return f'make record NB={parts()[table].chapter} P="--only {table}"'
-
-
-@functools.cache
-def hours(table: str) -> str:
-    """Return how long the recorded points of a table took, in words."""
-    frame = measured(table)
-    if frame.empty:
-        return "no time yet"
-    points = frame.drop_duplicates([c for c in frame.columns if c not in {"metric", *META}])
-    seconds = float(points["seconds"].sum())
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
-
-
-def figure(value: float) -> str:
-    """Return a number with three significant digits, plainly; less than rounding is 0.
-
-    >>> figure(0.0), figure(-0.66812), figure(0.0008), figure(5856.2), figure(4.4e-16)
-    ('0', '−0.668', '0.0008', '5,856', '0')
-    """
-    size = abs(value)
-    if size < 1e-12:
-        return "0"
-    if size >= 1000:
-        text = f"{size:,.0f}"
-    else:
-        text = f"{size:.3g}" if size >= 1e-4 else f"{size:.1e}"
-    return text if value > 0 else f"−{text}"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A compared cell: what was asked of it, what was found, and by how much they differ.
-
-    `lead` is by how much it holds, in the direction of the test; `relative` is the deviation of a
-    printed value that is neither a fraction nor a word.
-    """
-
-    words: str
-    asked: str
-    found: float
-    spread: float
-    gap: float
-    lead: float
-    held: bool | None
-    seeds: str
-    relative: float | None
-
-
-def computed(test: dict[str, Any], row: Mapping[str, Any]) -> bool:
-    """Return whether a row is a computed statement's, judged by a difference."""
-    return "claimed" in row and test.get("metric") in COMPUTED
-
-
-def cell_of(outcome: Outcome, test: dict[str, Any], columns: tuple[str, ...]) -> Cell:
-    """Return an outcome as a cell; a computed statement shows the values behind its margin."""
-    row, kind = outcome.cell, test["check"]
-    asked, found, gap = row["asked"], float(row["found"]), outcome.gap
-    if computed(test, row):
-        asked = row["claimed"]
-        gap = found if test["metric"] == "excess" else -found
-        found = asked + gap
-    relative = None
-    if kind in PRINTED and row.get("unit") not in ("boolean", "fraction"):
-        relative = gap / abs(float(asked)) if float(asked) else None
-    printed = isinstance(asked, str) and len(asked) < 10  # a ratio of two printed times is longer
-    return Cell(
-        words=", ".join(dict.fromkeys(w for c in columns if (w := setting(c, row)))),
-        asked=asked if printed else figure(float(asked)),
-        found=found,
-        spread=float(row["spread"]),
-        gap=gap,
-        lead=-outcome.gap if kind in ("rate_below", "at_most") else outcome.gap,
-        held=outcome.held,
-        seeds=seeds_of(row),
-        relative=relative,
-    )
-
-
-def seeds_of(row: Mapping[str, Any]) -> str:
-    """Return what a cell was repeated over."""
-    seeds = f"{float(row.get('seeds', 1)):.0f}"
-    if "victims" in row:
-        return f"{seeds} × {row['victims']} images"
-    if "folds" in row:
-        return f"{seeds} × {row['folds']} folds"
-    for name in ("repetitions", "draws"):
-        if name in row:
-            return f"{row[name]} {name}"
-    return seeds
-
-
-SHOWN = ("metric dataset defense method arm attacker attack threat_type level accounting model "
-         "value epsilon ratio noise_scale_policy noise_scale clip clip_norm clients participants "
-         "local_iterations pruned setting solution varied dimensions case").split()  # fmt: skip
-WORDS = {
-    "printed": "printed noise",
-    "code": "noise as coded",
-    "as_coded": "scale and rate as coded",
-    "rmse": "distance",
-    "mse": "squared distance",
-    "attack_iterations": "iterations",
-    "resilient": "outcome",
-    "target_epsilon": "budget",
-    "epsilon": "ε",
-    "hm": "HM",
-    "duchi": "Duchi",
-    "laplace": "Laplace",
-    "sigma": "σ",
-    "two_stage": "two-stage",
-}
-"""Code words of records that are not in the library's own names."""
-
-
-def spelled(code: str) -> str:
-    """Return a code word as a reader sees it: by its name, else without underscores."""
-    name = WORDS.get(code) or named(code)
-    if name == code and re.fullmatch(r"(exp|pe|ps)_\w+", code):
-        return code.upper().replace("_", "-")
-    return re.sub(r"\b[a-z0-9]+(_[a-z0-9]+)+\b", lambda m: m[0].replace("_", " "), name)
-
-
-def setting(column: str, row: Mapping[str, Any]) -> str:
-    """Return a key column's value in a reader's words; '' for one that says nothing here."""
-    text = str(row.get("key", {}).get(column, row.get(column)))
-    if text in ("not_applicable", "nan", "none", "None") or ("=" in text and column == "setting"):
-        return ""
-    if column == "case":
-        return re.sub(r"[a-z][a-z0-9_]+", lambda m: spelled(m[0]), text)
-    if column == "level":
-        percent = row.get("method") == "pruned"
-        noise = f"noise of {float(text):g}" if float(text) else ""
-        return f"{100 * float(text):g} % pruned" if percent else noise
-    if column in SETTINGS and re.fullmatch(r"[\d.]+", text):
-        share = "%" in SETTINGS[column]
-        return SETTINGS[column].format(float(text) if share else text).replace("% ", " % ")
-    return spelled(text.removesuffix("_z") if column == "dataset" else text)
-
-
-def varying(outcomes: tuple[Outcome, ...]) -> tuple[str, ...]:
-    """Return the key columns that tell a claim's cells apart, the data set always."""
-    rows = [o.cell.get("key", {}) | {"metric": o.cell.get("metric", "")} if "key" in o.cell
-            else o.cell for o in outcomes]  # fmt: skip
-    columns = [c for c in SHOWN if all(c in row for row in rows)]
-    several = [c for c in columns if len({str(row[c]) for row in rows}) > 1]
-    return tuple(c for c in columns if c in several or c == "dataset")
 
 
 @dataclass(frozen=True)
@@ -422,19 +240,6 @@ class Claim:
         return re.sub(r"(?<=\d)%", " %", text)
 
 
-SHARES = ("accuracy", *SUCCESS_RATES)
-
-
-def span(values: list[float], unit: str) -> str:
-    """Return the range of some deviations, with signs."""
-    ends = []
-    for value in (min(values), max(values)):
-        rounded = round(value, 1) if abs(value) >= 1 else float(f"{value:.2g}")
-        text = figure(rounded if abs(value) > 1e-9 else 0.0)
-        ends.append(f"+{text}" if value > 1e-9 else text)
-    return ends[0] + unit if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}{unit}"
-
-
 DATA = {NAMES[code] for code in "mnist lfw cifar10 adult cancer".split()}
 
 
@@ -451,13 +256,6 @@ def data_of(entry: dict[str, Any], outcomes: tuple[Outcome, ...]) -> tuple[str, 
     return tuple(sorted(names - {"—"}))
 
 
-@functools.cache
-def titles(paper: str) -> dict[str, str]:
-    """Return file → the paper's own name of a published table, 'Table VII'."""
-    index = yaml.safe_load((PUBLISHED / paper / "index.yaml").read_text())
-    return {t["file"]: t["id"] for t in index["tables"] if t["file"]}
-
-
 def gather() -> list[Claim]:
     """Return all claims, chapter by chapter in the ledger's order."""
     claims = []
@@ -469,95 +267,3 @@ def gather() -> list[Claim]:
         cells = tuple(cell_of(outcome, test, columns) for outcome in found.outcomes)
         claims.append(Claim(entry, found, cells, data_of(entry, found.outcomes)))
     return claims
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a published table is measured, and how much of that comes out."""
-
-    title: str
-    printed: int
-    measured: int
-    at_setting: int
-    come_out: int
-    exceeded: int
-    claim: str | None
-
-    @property
-    def grade(self) -> tuple[str, str]:
-        """A letter and a word: all, most, some or none of what was measured comes out."""
-        if not self.measured:
-            return "–", "not measured"
-        if not self.at_setting:
-            return "R", "reduced"
-        share = self.come_out / self.at_setting
-        if share in (0, 1):
-            return ("A", "all") if share else ("N", "none")
-        return ("M", "most") if share > 0.5 else ("S", "some")
-
-
-def matrix(claims: list[Claim]) -> dict[str, list[Coverage]]:
-    """Return paper → the coverage of each of its published tables."""
-    rows: dict[str, list[Coverage]] = {}
-    for paper in PAPERS:
-        files = [path.stem for path in (PUBLISHED / paper).glob("table_*.csv")]
-        for stem in sorted(files, key=lambda s: (int(re.sub(r"\D", "", s)), s)):
-            counts = coverage(f"{paper}/{stem}", [claim.entry for claim in claims])
-            first = claim_of(claims, paper, stem)
-            rows.setdefault(paper, []).append(
-                Coverage(titles(paper)[f"{stem}.csv"], *counts, first)
-            )
-    return rows
-
-
-def claim_of(claims: list[Claim], paper: str, stem: str) -> str | None:
-    """Return the id of the first claim about a published table."""
-    name, table = f"{paper}.{stem}", f"{paper}/{stem}"
-    about = [c.id for c in claims if c.id == name or c.id.startswith(name + ".")]
-    about += [c.id for c in claims if c.entry.get("table") == table]
-    return about[0] if about else None
-
-
-# ---- files ---------------------------------------------------------------------------------------
-
-
-def claims_csv(claims: list[Claim]) -> str:
-    """Return the list as CSV, a line a claim."""
-    rows = [
-        {
-            "id": c.id,
-            "paper": named(c.entry["paper"]),
-            "where": c.entry["where"],
-            "kind": c.entry["kind"],
-            "chapter": c.entry["chapter"],
-            "statement": c.entry["statement"],
-            "test": " ".join(c.tests),
-            "status": str(c.status),
-            "held": c.verdict.held,
-            "cells": c.verdict.cells,
-            "published": c.published,
-            "measured": c.measured,
-            "of": c.which,
-            "deviation": c.deviation,
-            "seeds": c.seeds,
-            "data": ", ".join(c.data),
-            "why": c.why,
-            "more": " ".join(c.more),
-            "record": f"results/measured/{c.entry['table']}.csv" if "table" in c.entry else "",
-            "command": command(c.entry["table"]) if "table" in c.entry else "",
-        }
-        for c in claims
-    ]
-    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-
-
-def cells_csv(claims: list[Claim]) -> str:
-    """Return every compared cell as CSV."""
-    words = {True: "yes", False: "no", None: "undecided"}
-    rows = [
-        {"id": c.id, "cell": cell.words, "asked": cell.asked, "found": f"{cell.found:.6g}",
-         "spread": f"{cell.spread:.3g}", "deviation": f"{cell.gap:.3g}", "seeds": cell.seeds,
-         "holds": words[cell.held]}
-        for c in claims for cell in c.cells
-    ]  # fmt: skip
-    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")

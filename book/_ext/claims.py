@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
+import claim_files
 import claim_rows
-from claim_rows import Claim, Coverage
+import claim_tables
+from claim_rows import Claim
+from claim_tables import Coverage
 from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import ReferenceRole, SphinxDirective
@@ -76,7 +79,7 @@ def headlines(claims: list[Claim], argued: Link) -> str:
 def papers(claims: list[Claim], argued: Link) -> str:
     """Return the counts of verdicts and, table by table, how much of each paper comes out."""
     rows = []
-    for paper, tables in claim_rows.matrix(claims).items():
+    for paper, tables in claim_tables.matrix(claims).items():
         cells = "".join(coverage_cell(table) for table in tables)
         rows.append(
             f'<div class="coverage-row"><p id="coverage-{paper}">{named(paper)}</p>'
@@ -204,10 +207,10 @@ def claim_text(claim: Claim, argued: Link) -> str:
 
 def recompute(table: str, search: str | None) -> str:
     """Return the commands that record a table, folded, with the time that they took."""
-    commands = [claim_rows.command(name) for name in (search, table) if name]
+    commands = [claim_tables.command(name) for name in (search, table) if name]
     lines = "".join(f"<pre><code>{html.escape(line)}</code></pre>" for line in commands)
-    part = claim_rows.parts()[table]
-    note = f"The recorded points took {claim_rows.hours(table)}."
+    part = claim_tables.parts()[table]
+    note = f"The recorded points took {claim_tables.hours(table)}."
     if part.names:
         note += f" In parts: {', '.join(f'<code>{name}</code>' for name in part.names)}."
     return (
@@ -318,8 +321,8 @@ def copy_files(app, exception) -> None:
     folder = Path(app.outdir, RECORDS)
     for name in ("measured", "published"):
         shutil.copytree(RESULTS / name, folder / name, dirs_exist_ok=True)
-    (folder / "claims.csv").write_text(claim_rows.claims_csv(computed()), encoding="utf-8")
-    (folder / "cells.csv").write_text(claim_rows.cells_csv(computed()), encoding="utf-8")
+    (folder / "claims.csv").write_text(claim_files.claims_csv(computed()), encoding="utf-8")
+    (folder / "cells.csv").write_text(claim_files.cells_csv(computed()), encoding="utf-8")
 
 
 def setup(app) -> dict[str, object]:

@@ -161,6 +161,14 @@ def sentences(text):
         yield from re.split(r"(?<=[.!?])[\"')*_]*\s+(?=[^a-z])", " ".join(paragraph.split()))
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_code_that_is_in_sight_fits_a_page(path):
+    out_of_sight = ("hide", "remove", "parameters")
+    shown = [source for kind, source, about, _ in cells(path) if kind == "code"
+             and not any(tag.startswith(out_of_sight) for tag in about.get("tags", []))]  # fmt: skip
+    assert shown and [line for s in shown for line in s.splitlines() if len(line) > 100] == []
+
+
 def too_long(text, limit=35):
     return [s for s in sentences(text) if len(s.split()) > limit]
 

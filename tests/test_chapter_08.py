@@ -445,6 +445,13 @@ def test_the_error_of_the_unscaled_flat_solution_against_its_closed_form():
     assert error.mean() == pytest.approx(std * largest, rel=0.08)
 
 
+def test_the_bounds_differ_by_the_coordinates_that_share_a_report():
+    """Theorem 4.1's √ln(d/β)/(ε√(nd)); flat answers for d coordinates, so √(d ln(d/β))/(ε√n)."""
+    flat, two_stage = (mechanisms.Noise(s, "dimensions", 300).bound for s in ("flat", "two_stage"))
+    assert flat / two_stage == pytest.approx(300)
+    assert two_stage == pytest.approx(math.sqrt(math.log(600) / (3000 * 300)))
+
+
 def test_a_slope_finds_the_power():
     assert mechanisms.slope([1, 2, 5, 9], [3 * x**-0.5 for x in (1, 2, 5, 9)]) == pytest.approx(
         -0.5

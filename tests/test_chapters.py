@@ -164,8 +164,11 @@ def sentences(text):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_code_that_is_in_sight_fits_a_page(path):
     out_of_sight = ("hide", "remove", "parameters")
-    shown = [source for kind, source, about, _ in cells(path) if kind == "code"
-             and not any(tag.startswith(out_of_sight) for tag in about.get("tags", []))]  # fmt: skip
+    shown = [
+        source
+        for kind, source, about, _ in cells(path)
+        if kind == "code" and not any(t.startswith(out_of_sight) for t in about.get("tags", []))
+    ]
     assert shown and [line for s in shown for line in s.splitlines() if len(line) > 100] == []
 
 

@@ -326,12 +326,17 @@ def test_the_statements_values():
     # a sum of 5 models, divided by 4
     assert statements["fedsgd_is_fedaveraging"]["difference_of_the_code"] > 0.2
     assert statements["decay_costs_no_privacy"]["excess"] == 0
-    # s = 1, its gradient has the three entries ±1 that are not 0; the unit that was off then
-    # answers 10 (1/√3 - 0.01)
-    assert statements["proposition_2"]["bound"] == pytest.approx(1 / math.sqrt(3))
-    assert statements["proposition_2"]["margin"] == pytest.approx(
-        1 - 10 * (1 / math.sqrt(3) - 0.01), rel=1e-5
+    # s = tanh 4, and each unit has the slope 1/(4 cosh² 4)
+    counter = statements["proposition_2"]
+    slopes = math.sqrt(2) / (4 * math.cosh(4) ** 2)
+    assert counter["bound"] == pytest.approx(math.tanh(4) / slopes)
+    assert counter["margin"] == pytest.approx(-math.tanh(0.5))
+    assert (
+        counter["change"] == pytest.approx(9 * math.sqrt(2))
+        and counter["change"] < 0.01 * counter["bound"]
     )
+    # no unit is steeper than 1/4 anywhere, and within that bound the class stays
+    assert math.tanh(4) / (math.sqrt(2) / 4) < 8 * math.sqrt(2) < counter["change"]
 
 
 def test_signal_and_noise_of_a_round(tmp_path):

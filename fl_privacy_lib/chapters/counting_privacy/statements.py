@@ -201,9 +201,8 @@ def _mechanism() -> list[Case]:
 def _composition() -> list[Case]:
     """Return parallel composition on shared examples, and Proposition 2's bound on weights.
 
-    The network has two hidden units max(0, u)², continuously differentiable, on the input 1; their
-    outputs have weights 1 and 10. The second is off, at u = -0.01, without a gradient. So s = 1,
-    the gradient's entries are 1, -1 and 2, and within the bound 1/√6 the unit comes on.
+    Two classes have a weight each, 8 and −8, and the scores 1/(1 + e^(−w)): smooth, and nowhere
+    steeper than a quarter. The change (−9, 9) lies within the printed bound.
     """
     return [
         Case("parallel_composition", "two holders in one round, one use each",
@@ -211,8 +210,8 @@ def _composition() -> list[Case]:
              accountant="gdp"),
         Case("parallel_composition", "two of ten holders meet in a round", 0.0,
              arguments.shared_in_a_round(1000, 100, 10), "probability", **_NOT_COUNTED),
-        Case("proposition_2", "a hidden unit comes on", 0.0,
-             10 * (1 / math.sqrt(6) - 0.01) ** 2 - 1, "margin lost", **_NOT_COUNTED),
+        Case("proposition_2", "two saturated units", 0.0, math.tanh(0.5), "margin lost",
+             **_NOT_COUNTED),
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from fl_privacy_lib.accounting.accountants import spend
 from fl_privacy_lib.defenses import Holding, fed_cdp, fed_cdp_decay, non_private
 from fl_privacy_lib.defenses.noise import keyed_generator
 from fl_privacy_lib.federated import Tap, simulate
-from fl_privacy_lib.models import Parameters, call, mlp, parameters_of
+from fl_privacy_lib.models import Parameters, call, parameters_of
 from fl_privacy_lib.reproduction.experiment import Result
 from fl_privacy_lib.reproduction.experiments.training import (
     CODE_RATE,
@@ -215,18 +215,20 @@ def _averaging() -> dict[str, float]:
 
 
 def _proposition_2() -> dict[str, float]:
-    """Return how a network with a hidden unit that is off changes its class within the bound."""
-    model = mlp(1, 2, (2,))
-    off, steep = 0.01, 10.0
-    matrices = ([[1.0], [-off]], [[1.0, 0.0], [0.0, steep]])
-    weights = {n: torch.tensor(m) for n, m in zip(parameters_of(model), matrices, strict=True)}
-    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
-    s, norms = margins(model, weights, x, y)
-    bound = float(utility_bounds(s, norms)[0])
-    first, *_ = weights
-    changed = weights | {first: weights[first] + torch.tensor([[0.0], [bound]])}
-    after, _ = margins(model, changed, x, y)
-    return {"margin": float(after[0]), "excess": -float(after[0]), "bound": bound}
+    """Return how two saturated units change their class well within the printed bound.
+
+    Two classes have a weight each, and class j the score 1/(1 + e^(−w_j)).
+    """
+    weights = torch.tensor([8.0, -8.0], dtype=torch.float64)
+    change = torch.tensor([-9.0, 9.0], dtype=torch.float64)
+
+    def margin(weights: torch.Tensor) -> torch.Tensor:
+        scores = torch.sigmoid(weights)
+        return scores[0] - scores[1]
+
+    bound = float(margin(weights) / torch.func.grad(margin)(weights).norm())
+    after = float(margin(weights + change))
+    return {"margin": after, "excess": -after, "bound": bound, "change": float(change.norm())}
 
 
 def _decay() -> dict[str, float]:

@@ -56,9 +56,14 @@ class Noise:
 
     @property
     def bound(self) -> float:
-        """Table 1's bound without its constant; the compressed solution has q = d/10 for d."""
+        """Table 1's bound without its constant; the compressed solution has q = d/10 for d.
+
+        The two-stage one is Theorem 4.1's √ln(d/β)/(ε√(nd)): a coordinate hears of one client in d.
+        """
         d, n, epsilon = self.setting
-        width = {"flat": d, "compressed": max(1, round(d / 10))}.get(self.solution, 1)
+        width = {"flat": d, "compressed": max(1, round(d / 10)), "two_stage": 1 / d}.get(
+            self.solution, 1
+        )
         return math.sqrt(width * math.log(max(2, d) / FAILURE) / n) / epsilon
 
 

@@ -75,5 +75,5 @@ summary: setup ## write the claims summary into README.md
 times: setup ## measure each chapter's run time into results/measured/run_times.csv
 	@$(BIN)/python -m tools.run_times
 
-clean: ## delete what was built, and the finished points of interrupted runs (not .venv, not the records)
-	@rm -rf _build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## delete what was built, and the finished points of interrupted runs (not .venv, runs/ or the records)
+	@rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -161,7 +161,11 @@ def _open_copy(name: str) -> int:
     if not copy.exists():
         write_atomically(copy, (ROOT / "notebooks" / f"{notebook}.ipynb").read_bytes())
     print(f"your copy: {copy} (delete it to begin anew; Ctrl-C here stops)", flush=True)
-    return subprocess.call([sys.executable, "-m", "jupyterlab", str(copy)])
+    return subprocess.call([
+        sys.executable, "-m", "jupyterlab",
+        *["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0),  # in a container
+        str(copy),
+    ])  # fmt: skip
 
 
 def _show_parameters(name: str) -> None:

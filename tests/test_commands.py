@@ -184,11 +184,23 @@ def executed(monkeypatch, tmp_path):
 
 def test_a_run_says_in_its_first_cell_what_it_has(executed):
     for changes, words in (
-        ({}, "`PROFILE=quick`"),
-        ({"epsilon": "2"}, "`PROFILE=quick`, `epsilon=2`"),
+        ({"dataset": "syn_h"}, "`PROFILE=quick`, `dataset=syn_h`"),
+        ({"dataset": "syn_l", "epsilon": "2"}, "`PROFILE=quick`, `dataset=syn_l`, `epsilon=2`"),
     ):
-        (cell,) = nbformat.read(execution.run(FedSel, "quick", changes), nbformat.NO_CONVERT).cells
-        assert cell.source.startswith(f"**This run has** {words}.")
+        path = execution.run(FedSel, "quick", changes)
+        (cell,) = nbformat.read(path, nbformat.NO_CONVERT).cells
+        assert cell.source.startswith(f"**This run has** {words}. It ended on ")
+        assert cell.source.endswith("beside them.") and changes["dataset"] in path.name
+
+
+def test_runs_on_other_data_do_not_meet(executed, monkeypatch):
+    """What `auto` finds depends on the data folder, and so does the finished notebook's name."""
+    found = iter(("digits", "mnist"))
+    monkeypatch.setattr(execution, "first_available", lambda *_: next(found))
+    monkeypatch.setattr(execution, "fetch", lambda *_: None)
+    monkeypatch.setattr(execution, "verify", lambda *_: None)
+    names = {execution.run(CHAPTERS["07"], "quick", {}).name for _ in range(2)}
+    assert len(names) == 2 and all("digits" in n or "mnist" in n for n in names)
 
 
 def test_the_sentences_of_a_run_hold_its_values(executed, monkeypatch):

@@ -51,7 +51,7 @@ def network(title: str, wanted: str, root: Path) -> Iterator[None]:
     except Exception as error:
         # The libraries raise what their transport raises: URLError, timeouts, RuntimeError, a full
         # disk.
-        reason = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
+        reason = textwrap.shorten(str(error).partition("\n")[0], 300, placeholder=" …").rstrip(".:")
         raise InputError(
             f"{title} is not in the data folder {root} and could not be downloaded "
             f"({reason or type(error).__name__}): put {wanted} there, or set FL_PRIVACY_DATA to a "

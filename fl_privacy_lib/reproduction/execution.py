@@ -137,7 +137,10 @@ def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
         If a parameter, a data file or a cell is wrong.
     """
     settings = resolved(kind.of_profile(profile, **overrides))
-    words = [f"{k}={v}" for k, v in sorted(overrides.items())]
+    words = [
+        f"{k}={v}"
+        for k, v in sorted((overrides | settings.model_dump(include={"dataset"})).items())
+    ]
     safe = "_".join([profile, *words]).replace("/", "-").replace(":", "-")
     if len(safe) > 120:  # cut names would meet
         safe = f"{safe[:110]}_{hashlib.sha256(safe.encode()).hexdigest()[:8]}"
@@ -166,8 +169,9 @@ def _finish_text(path: Path, changes: str) -> None:
         if GLUED in output.get("data", ())
     }
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(
-        f"**This run has** {changes}. What is computed here is of this run. Recorded numbers, and "
-        "the sentences about them, belong to the settings named beside them."
+        f"**This run has** {changes}. It ended on {time.strftime('%Y-%m-%d')}. What is computed "
+        "here is of this run. Recorded numbers, and the sentences about them, belong to the "
+        "settings named beside them."
     ))  # fmt: skip
     for cell in notebook.cells:
         cell.source = re.sub(ROLE, lambda role: glued.get(role[0], role[0]), cell.source)

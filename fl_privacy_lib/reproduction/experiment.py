@@ -282,8 +282,8 @@ def _record_rows(
     path = folder / f"{part.table}.csv"
     known = recorded_rows(path, rows[0].key)
     missing = [row for row in rows if not is_recorded(known, row)]
-    report_progress(f"{part.table}: {len(rows) - len(missing)} of {len(rows)} points are recorded "
-                    "already")  # fmt: skip
+    report_progress(f"{part.name or part.table}: {len(rows) - len(missing)} of {len(rows)} points "
+                    f"are recorded already, in {path}")  # fmt: skip
     points = [point for row in missing for point in row.points]
     stream = experiment.finish(points, device, f"{part.name or part.table} ",
                                1 if part.alone else None)  # fmt: skip

@@ -18,4 +18,10 @@ def time_left(started: float, done: int, total: int) -> str:
     done, total : numbers of points
     """
     seconds = (time.perf_counter() - started) / max(done, 1) * (total - done)
-    return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+    return (
+        "the last of these"
+        if done == total
+        else f"about {seconds / 60:.0f} min left"
+        if seconds > 90
+        else f"about {seconds:.0f} s left"
+    )

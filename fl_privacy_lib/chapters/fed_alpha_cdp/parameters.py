@@ -14,7 +14,13 @@ class FedAlphaCdp(Settings):
     auto_datasets: ClassVar[tuple[str, ...]] = ("mnist", "digits")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "smoke": {"participants": 2, "rounds": 2, "local_iterations": 2, "seeds": 1},
-        "full": {"participants": 20, "rounds": 100, "local_iterations": 100, "seeds": 3},
+        "full": {
+            "participants": 20,
+            "rounds": 100,
+            "local_iterations": 100,
+            "noise_scale": 6.0,
+            "seeds": 3,
+        },
     }
     dataset: str = Field(
         "auto", description="data of the clients; auto: mnist where its files are, else digits"

@@ -10,7 +10,6 @@ from types import FrameType
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.chapters import CHAPTERS, chapter, experiment
-from fl_privacy_lib.data import DATASETS
 from fl_privacy_lib.reproduction.settings import PROFILES, parse_assignments
 
 CHAPTER_FORMS = "01, threat_types or 01_threat_types"
@@ -170,23 +169,15 @@ def _open_copy(name: str) -> int:
 
 def _show_parameters(name: str) -> None:
     """Print a chapter's parameters: default, allowed words or range, meaning."""
+    from fl_privacy_lib.reproduction.execution import allowed
+
     kind = chapter(name)
     print(f"{kind.notebook}: write name=value; defaults are the quick profile's")
     full = vars(kind.of_profile("full"))
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     for parameter, field in kind.model_fields.items():
-        words = [str(word) for word in getattr(field.annotation, "__args__", ())]
-        if parameter == "dataset" and not words:
-            images = [n for n, spec in DATASETS.items() if spec.kind == "image"]
-            words = ["auto", *(images if kind.needs_images else DATASETS), "npz:PATH"]
-        bounds = [
-            f"{sign} {getattr(rule, name):g}"
-            for rule in field.metadata
-            for name, sign in signs.items()
-            if hasattr(rule, name)
-        ]
-        limits = f" [{' | '.join(words) or ', '.join(bounds)}]" if words or bounds else ""
-        limits += f" (full: {full[parameter]})" if full[parameter] != field.default else ""
+        limits = (f" [{words}]" if (words := allowed(kind, parameter)) else "") + (
+            f" (full: {full[parameter]})" if full[parameter] != field.default else ""
+        )
         print(f"  {parameter} = {field.default}{limits}  {field.description}")
 
 

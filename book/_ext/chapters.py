@@ -9,6 +9,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import fl_privacy_lib
 from fl_privacy_lib.chapters import CHAPTERS
+from fl_privacy_lib.reproduction.execution import allowed
 from fl_privacy_lib.reproduction.settings import PROFILES
 from fl_privacy_lib.reproduction.tables import Table
 
@@ -33,8 +34,8 @@ class Parameters(Written):
         for number, kind in CHAPTERS.items():
             values, profiles = kind().model_dump(), kind.profiles
             rows = [
-                [f"`{name}`", f"`{getattr(field.annotation, '__name__', field.annotation)}`",
-                 f"`{values[name]!r}`", field.description]
+                [f"`{name}`", f"`{values[name]!r}`", allowed(kind, name).replace(" | ", ", "),
+                 field.description]
                 for name, field in kind.model_fields.items()
             ]  # fmt: skip
             changed = [
@@ -43,8 +44,8 @@ class Parameters(Written):
                 if any(n in profile for profile in profiles.values())
             ]
             parts += [
-                f"### `NB={number}`: {{doc}}`/notebooks/{kind.notebook}`",
-                Table(["parameter", "type", "quick (default)", "meaning"], rows).markdown(),
+                f"### `NB={number}`\n\n{{doc}}`/notebooks/{kind.notebook}`:",
+                Table(["parameter", "quick (default)", "allowed", "meaning"], rows).markdown(),
                 "What the profiles change:",
                 Table(["parameter", *PROFILES], changed).markdown(),
             ]

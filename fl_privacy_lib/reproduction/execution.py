@@ -46,6 +46,21 @@ def check_disk(folder: Path) -> None:
         )
 
 
+def allowed(kind: type[Settings], parameter: str) -> str:
+    """Return the words or the range that a chapter's parameter may have; '' for no limit."""
+    field, signs = kind.model_fields[parameter], {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    words = [str(word) for word in getattr(field.annotation, "__args__", ())]
+    if parameter.endswith("dataset") and not words:
+        words = [
+            "auto",
+            *(n for n, spec in DATASETS.items() if spec.kind == "image" or not kind.needs_images),
+            *["npz:PATH", "same"][: 1 + (parameter != "dataset")],
+        ]
+    limits = (f"{sign} {getattr(rule, name):g}" for rule in field.metadata
+              for name, sign in signs.items() if hasattr(rule, name))  # fmt: skip
+    return " | ".join(words) or ", ".join(limits)
+
+
 def resolved(settings: Settings) -> Settings:
     """Return the settings with 'auto' replaced by a data set that is there; verify all files.
 

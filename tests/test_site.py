@@ -84,6 +84,7 @@ def test_progress_lines_and_tracebacks_stay_out_of_the_pages(site):
     for name in pages_of():
         text = (site / name).read_text()
         assert "Traceback" not in text and "about 0 s left" not in text, name
+        assert "the last of these" not in text, name  # how progress on a group of points ends
 
 
 CHAPTER_PAGES = [f"notebooks/{kind.notebook}.html" for kind in CHAPTERS.values()]

@@ -54,7 +54,8 @@ def allowed(kind: type[Settings], parameter: str) -> str:
         words = [
             "auto",
             *(n for n, spec in DATASETS.items() if spec.kind == "image" or not kind.needs_images),
-            *["npz:PATH", "same"][: 1 + (parameter != "dataset")],
+            "npz:PATH",
+            *(["same"] if parameter == "batch_dataset" else []),
         ]
     limits = (f"{sign} {getattr(rule, name):g}" for rule in field.metadata
               for name, sign in signs.items() if hasattr(rule, name))  # fmt: skip
@@ -164,8 +165,7 @@ def run(kind: type[Settings], profile: str, overrides: dict[str, Any]) -> Path:
         f"{kind.notebook} with " + ", ".join(f"{k}={v}" for k, v in settings.model_dump().items())
     )
     timed(f"run {kind.notebook} {profile}", lambda: execute(settings, target))
-    changes = [f"PROFILE={profile}", *words]
-    _finish_text(target, ", ".join(f"`{change}`" for change in changes))
+    _finish_text(target, ", ".join(f"`{word}`" for word in (f"PROFILE={profile}", *words)))
     return target
 
 

@@ -18,10 +18,5 @@ def time_left(started: float, done: int, total: int) -> str:
     done, total : numbers of points
     """
     seconds = (time.perf_counter() - started) / max(done, 1) * (total - done)
-    return (
-        "the last of these"
-        if done == total
-        else f"about {seconds / 60:.0f} min left"
-        if seconds > 90
-        else f"about {seconds:.0f} s left"
-    )
+    words = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+    return f"about {words} left" if done < total else "the last of these"

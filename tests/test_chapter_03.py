@@ -251,20 +251,6 @@ def case(cases, claim, name):
     return one
 
 
-def test_the_smooth_network_loses_its_class_within_the_bound(cases):
-    """Proposition 2's margin, its gradient by differences; the slopes never exceed a quarter."""
-
-    def margin(one, other):
-        return 1 / (1 + math.exp(-one)) - 1 / (1 + math.exp(-other))
-
-    step = 1e-5
-    ahead = margin(8 + step, -8) - margin(8 - step, -8), margin(8, -8 + step) - margin(8, -8 - step)
-    bound = margin(8, -8) / (math.hypot(*ahead) / (2 * step))
-    found = case(cases, "proposition_2", "two saturated units").found
-    assert found == pytest.approx(-margin(-1, 1)) and found > 0
-    assert math.hypot(9, 9) < 0.01 * bound and margin(8, -8) / (math.sqrt(2) / 4) < math.hypot(8, 8)
-
-
 def test_the_printed_density_with_a_sensitivity_of_the_batch_is_not_private(cases):
     """Draw |μ| under the larger S, and take the logarithm of the two densities e^(−β|μ|)."""
     d, smaller, larger = statements.COORDINATES, 1.0, 1 / 1.1  # β is inverse to S

@@ -199,19 +199,13 @@ def _mechanism() -> list[Case]:
 
 
 def _composition() -> list[Case]:
-    """Return parallel composition on shared examples, and Proposition 2's bound on weights.
-
-    Two classes have a weight each, 8 and −8, and the scores 1/(1 + e^(−w)): smooth, and nowhere
-    steeper than a quarter. The change (−9, 9) lies within the printed bound.
-    """
+    """Return parallel composition on shared examples."""
     return [
         Case("parallel_composition", "two holders in one round, one use each",
              gdp_epsilon(1 / 6, DELTA), gdp_epsilon(math.sqrt(2) / 6, DELTA), sampling="none",
              accountant="gdp"),
         Case("parallel_composition", "two of ten holders meet in a round", 0.0,
              arguments.shared_in_a_round(1000, 100, 10), "probability", **_NOT_COUNTED),
-        Case("proposition_2", "two saturated units", 0.0, math.tanh(0.5), "margin lost",
-             **_NOT_COUNTED),
     ]  # fmt: skip
 
 

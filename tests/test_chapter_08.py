@@ -274,6 +274,10 @@ def test_only_what_a_comparison_names_differs_between_its_arms(grid):
     two = [c for c in grid["fedsel/tuned"] if c.key["panel"] == "two_epochs" and c.key["memory"]]
     rivals = [cell.points[2] for cell in two]
     assert two and [replace(c.points[0], memory=False) for c in two] == rivals
+    one = [c.points for c in grid["fedsel/tuned"] if c.key["panel"] == "top_one"]
+    assert len(one) == 9 and {(arm.epsilon, arm.top_share) for arm, _ in one} == {(8, 0.1)}
+    assert {rival.send for _, rival in one} == {"top_k"}
+    assert {fedsel.top(rival.top_share, d) for _, rival in one for d in (100, 1_000)} == {1}
 
 
 def test_every_departure_changes_one_setting_and_stands_beside_the_flat_solution(grid):

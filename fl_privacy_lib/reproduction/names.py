@@ -178,6 +178,7 @@ METRICS = {
         "sure_lead_over_random": "lead in accuracy over a random coordinate",
         "sure_early_lead_over_random": "lead over a random coordinate at a quarter of the rounds",
         "sure_lead_over_top_k": "lead in accuracy over the true top k",
+        "sure_lead_over_top_one": "lead in accuracy over the largest coordinate",
         "sure_lead_over_exp": "lead in accuracy over EXP",
         "sure_lead_over_compressed": "lead in accuracy over random projection",
         "sure_lead_over_no_memory": "lead in accuracy over the same arm without memory",

@@ -29,6 +29,7 @@ RIVALS: dict[str, dict[str, Changes]] = {
     "two_epochs": {"flat": FLAT, "no_memory": {"memory": False}},
     "accumulation": {"flat": FLAT, "scaled": {"raw": False}},
     "selection_only": {name: {"send": name} for name in ("random", "top_k", "full", "exp")},
+    "top_one": {"top_one": {"send": "top_k", "top_share": 1e-3}},
     "ratio": {"flat": FLAT, "large_share": {"ratio": 0.8}},
     "batch_size": {"flat": FLAT},
     "convergence": {"one_epoch": {"epochs": 1}},
@@ -87,8 +88,9 @@ def leads(rivals: tuple[str, ...], besides: tuple[str, ...], results: Results) -
                 "sure_early_lead": grid.least(early),
                 "sure_calm": spread[0] - spread[1] - 2 * np.hypot(*spread) / (2 * len(last)) ** 0.5,
             }
-            kinds = ("sure_lead", *besides)
-            values |= {f"{kind}_over_{name}": numbers([limits[kind]]) for kind in kinds}
+            values |= {
+                f"{kind}_over_{name}": numbers([limits[kind]]) for kind in ("sure_lead", *besides)
+            }
     return values
 
 
@@ -128,6 +130,8 @@ def _compare(arm: Training, rivals: dict[str, Changes], **keys: str) -> Row:
 def _tuned(settings: FedSel) -> list[Row]:
     twice = [replace(grid.base(settings, *row), epochs=2, **FULL) for row in grid.ROWS]
     panels = grid.figure_2(settings) | grid.figure_3(settings) | {"convergence": twice}
+    # a reader's note has k = 1 for NP-K
+    panels["top_one"] = [arm for arm in panels["selection_only"] if arm.epsilon == 8]
     # at ε = 1 no arm of this panel learns, whatever its step
     panels["batch_size"] = grid.combine(panels["batch_size"], epsilon=(1.0, 4.0))
     compared = {

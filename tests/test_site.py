@@ -12,6 +12,7 @@ from site_scenes import noting_tab, pages_of
 from test_chapters import IDENTIFIERS
 
 from fl_privacy_lib.chapters import CHAPTERS
+from fl_privacy_lib.reproduction.paths import ROOT
 
 
 class Assets(HTMLParser):
@@ -252,3 +253,8 @@ def test_nothing_of_ours_shuts_a_reader_out(visits):
             if ours:
                 broken[f"{name}: {rule['id']}"] = ours[:2]
     assert not broken
+
+
+def test_no_page_names_a_folder_of_the_machine_that_built_it(site):
+    for path in [*site.rglob("*.html"), *site.rglob("*.ipynb")]:
+        assert str(ROOT) not in path.read_text(), f"{path} names {ROOT}"

@@ -51,6 +51,8 @@ def make_pages(path: Path, profile: str) -> None:
     """
     notebook = json.loads(path.read_text())
     fold_parameters(notebook, profile)
+    for name in ("input_path", "output_path"):  # of this machine, in a file that others may get
+        notebook["metadata"].get("papermill", {}).pop(name, None)
     cells = notebook["cells"]
     heads = ["".join(cell["source"]).startswith("# Appendix") for cell in cells]
     if True not in heads:
@@ -77,10 +79,12 @@ def stage(chapters: Iterable[type[Settings]], profile: str, overrides: dict[str,
     InputError
         If a parameter, a data file or a cell is wrong.
     """
-    chosen: list[Settings] = []
-    for kind in chapters:  # all are checked before the first is run
-        known = {k: v for k, v in overrides.items() if k in kind.model_fields}
-        chosen.append(resolved(kind.of_profile(profile, **known)))
+    chosen = [  # all are checked before the first is run
+        resolved(kind.of_profile(
+            profile, **{k: v for k, v in overrides.items() if k in kind.model_fields}
+        ))
+        for kind in chapters
+    ]  # fmt: skip
     STAGE.mkdir(parents=True, exist_ok=True)
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(ROOT / name, STAGE / name)

@@ -51,9 +51,14 @@ def make_pages(path: Path, profile: str) -> None:
     """
     notebook = json.loads(path.read_text())
     fold_parameters(notebook, profile)
-    for name in ("input_path", "output_path"):  # of this machine, in a file that others may get
+    # others may get the page: without this machine's folders, which warnings name as well
+    for name in ("input_path", "output_path"):
         notebook["metadata"].get("papermill", {}).pop(name, None)
-    cells = notebook["cells"]
+    cells = [
+        cell | {"outputs": [out for out in cell["outputs"] if out.get("name") != "stderr"]}
+        if "outputs" in cell else cell
+        for cell in notebook["cells"]
+    ]  # fmt: skip
     heads = ["".join(cell["source"]).startswith("# Appendix") for cell in cells]
     if True not in heads:
         raise InputError(f"{path} has no cell that begins with '# Appendix': add one at its end.")

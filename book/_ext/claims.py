@@ -50,6 +50,11 @@ def link(address: str, words: str, attributes: str = "") -> str:
     return f'<a href="{html.escape(address)}"{attributes}>{text(words)}</a>'
 
 
+def ours(claim: Claim) -> str:
+    """Return what tells a finding of ours from a paper's claim."""
+    return " <em>our finding</em>" if claim.entry["kind"] == "finding" else ""
+
+
 def record_link(table: str, words: str) -> str:
     """Return a link to the local copy of a record, or words where nothing is recorded yet."""
     if not (MEASURED / f"{table}.csv").exists():
@@ -70,7 +75,7 @@ def headlines(claims: list[Claim], argued: Link) -> str:
         items.append(
             f"<li><p>{text(claim.headline() or '')}</p>"
             f'<p class="claim-foot">{badge(claim.status)} {claim.counts} '
-            f"<span>{link('#' + claim.id, claim.title)}</span> "
+            f"<span>{link('#' + claim.id, claim.title)}{ours(claim)}</span> "
             f"<span>{link(address, title)}</span></p></li>"
         )
     return f'<ol class="claim-headlines">{"".join(items)}</ol>'
@@ -159,10 +164,10 @@ def claim_row(claim: Claim, argued: Link) -> str:
     keys = {"paper": claim.paper, "chapter": str(int(entry["chapter"])),
             "status": str(claim.status), "data": data}  # fmt: skip
     attributes = "".join(f' data-{k}="{html.escape(v)}"' for k, v in keys.items())
-    ours = " <em>our finding</em>" if entry["kind"] == "finding" else ""
     order = list(Status).index(claim.status)
     cells = (
-        (f"<b>{link('#' + claim.id, named(entry['paper']))}</b>{ours}<br>{text(entry['where'])}",
+        (f"<b>{link('#' + claim.id, named(entry['paper']))}</b>{ours(claim)}"
+         f"<br>{text(entry['where'])}",
          claim.title),
         (claim_text(claim, argued), entry["statement"]),
         (f"{badge(claim.status)}<br>{claim.counts}", order),

@@ -75,7 +75,7 @@ def _rows_of(
     return select(_read(path, path.stat().st_mtime_ns), dict(rows or {})).assign(**(columns or {}))
 
 
-def _effective(rows: pd.DataFrame) -> "pd.Series[float]":
+def effective_images(rows: pd.DataFrame) -> "pd.Series[float]":
     """Return how many independent images each success rate rests on, [rows]; else n."""
     effective = rows["n"].astype(float)
     rates = rows[rows["metric"].isin(SUCCESS_RATES)] if "victims" in rows else rows.iloc[:0]
@@ -88,7 +88,7 @@ def _effective(rows: pd.DataFrame) -> "pd.Series[float]":
 @functools.lru_cache(maxsize=128)
 def _read(path: Path, changed: int) -> pd.DataFrame:  # many claims rest on one table
     rows = read_record(path)
-    return rows.assign(effective=_effective(rows))
+    return rows.assign(effective=effective_images(rows))
 
 
 def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:

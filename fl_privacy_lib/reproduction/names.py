@@ -165,7 +165,7 @@ METRICS = {
     "proved": "proved ε",
     "most_audited": "largest audited ε of all runs",
     "least_audited": "smallest audited ε of all runs",
-    "claimed_advantage": "most that the claimed ε allows",
+    "claimed_advantage": "what the claimed ε allows",
     "lead_over_one_epoch": "lead in accuracy over one epoch, in points,",
     "lead_over_flat": "lead in accuracy over the flat solution",
     "possible_lead_over_flat": "lead in accuracy over the flat solution, in points, at the upper "

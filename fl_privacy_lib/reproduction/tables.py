@@ -240,7 +240,8 @@ def claims_table(chapter: str | None = None) -> Table:
         if chapter in (None, entry["chapter"]):
             outcome = verdict(entry)
             rows.append([
-                f"{named(entry['paper'])}: {entry['where']}",
+                f"{named(entry['paper'])}: {entry['where']}"
+                + " (our finding)" * (entry["kind"] == "finding"),
                 entry["statement"],
                 in_words(entry["test"]) if "test" in entry else "—",
                 Badge(outcome.status, str(outcome)),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
-from fl_privacy_lib.reproduction.comparison import cells, measured, select
+from fl_privacy_lib.reproduction.comparison import cells, effective_images, measured, select
 from fl_privacy_lib.reproduction.experiments.scoring import summary
 from fl_privacy_lib.reproduction.figures import QUIET, line_styles, named
 from fl_privacy_lib.reproduction.paths import MEASURED
@@ -101,7 +101,8 @@ def table_3_frame(folder: Path = MEASURED) -> pd.DataFrame:
             [seven[~both], *(seven[both].assign(threat_type=t) for t in ("type_0", "type_1"))]
         )
     frames = [frame for frame in (seven, *rest) if len(frame)]
-    return pd.concat(frames, ignore_index=True).fillna("not_applicable") if frames else seven
+    frame = pd.concat(frames, ignore_index=True).fillna("not_applicable") if frames else seven
+    return frame.assign(effective=effective_images(frame)) if frames else seven
 
 
 def table_3(folder: Path = MEASURED) -> Table:

@@ -32,10 +32,10 @@ def epsilon_explorer(
         return list(np.maximum(each.min(axis=1), 0.0))
 
     sentence = (
-        "Noise multiplier σ = {}, sampling rate q = {}, T = {} steps: ε = {} at δ = "
+        "Noise multiplier z = {}, sampling rate q = {}, T = {} steps: ε = {} at δ = "
         + f"{delta:.0e}".replace("e-0", "e-")
         + " for one example (adding or removing it; Poisson sampling; Rényi accounting with "
         "today's conversion)."
     )
-    sliders = {"noise multiplier σ": noise, "sampling rate q": rates, "steps T": steps}
+    sliders = {"noise multiplier z": noise, "sampling rate q": rates, "steps T": steps}
     return explorer("privacy-explorer", sliders, start, "ε", sentence, curve)

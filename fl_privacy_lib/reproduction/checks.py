@@ -180,7 +180,7 @@ def in_words(test: dict[str, Any]) -> str:
     kind, metric = test["check"], test.get("metric", "attack_success_rate")
     bound, by = test.get("bound", 0), test.get("by", 0)
     tiny = not isinstance(bound, str) and 0 < abs(bound) < 1e-5  # the rounding of a record
-    number = METRICS[bound] if isinstance(bound, str) else f"{bound:g}".replace("-", "−")
+    number = f"the {METRICS[bound]}" if isinstance(bound, str) else f"{bound:g}".replace("-", "−")
     above = ["above", f"more than {by:g} above",
              f"no more than {-by:g} below"][(by > 0) + 2 * (by < 0)]  # fmt: skip
     template = metric if metric == "margin" or (tiny and metric == "excess") else kind

@@ -1,6 +1,9 @@
 """What a reader sees in place of a code name. Titles of methods stand in their registry."""
 
 NAMES = {
+    "true": "on",
+    "false": "off",
+    "epsilon": "ε",
     "naive": "naive",
     "clip_aware": "clip-aware",
     "prior": "naive, with a prior",
@@ -139,7 +142,7 @@ METRICS = {
     "error_ratio": "error as a multiple of the noise's",
     "over_bound": "mean squared gradient over the bound of the proof",
     "improved": "share of draws in which the error falls",
-    "class_mean_mse": "that of the mean image of the class",
+    "class_mean_mse": "error of the mean image of the class",
     "margin": "claimed value minus the value found",
     "excess": "value found minus the claimed one",
     "difference": "largest difference between two weights",
@@ -165,7 +168,7 @@ METRICS = {
     "proved": "proved ε",
     "most_audited": "largest audited ε of all runs",
     "least_audited": "smallest audited ε of all runs",
-    "claimed_advantage": "what the claimed ε allows",
+    "claimed_advantage": "advantage that the claimed ε allows",
     "lead_over_one_epoch": "lead in accuracy over one epoch, in points,",
     "lead_over_flat": "lead in accuracy over the flat solution",
     "possible_lead_over_flat": "lead in accuracy over the flat solution, in points, at the upper "
@@ -209,6 +212,7 @@ SETTINGS = {
     "root_dataset_bias": "root bias {}",
     "local_clipping": "local clipping: {}",
     "repair": "compensation: {}",
+    "schedule": "the {} schedule",
     "noise_on": "σ on the {}",
 }
 """Column of a record → how a reader sees its value; of another column, by its name alone."""

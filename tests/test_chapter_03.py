@@ -532,7 +532,7 @@ def test_the_explorer_carries_what_the_accountant_says():
         assert data["values"][i][j][k] == pytest.approx(exact, rel=5e-4)
     i, j, k = data["start"]
     assert (noise[i], rates[j], steps[k]) == (6, 0.01, 10_000)
-    assert "σ = 6, sampling rate q = 0.01, T = 10,000 steps: ε = 0.659 at δ = 1e-5" in page
+    assert "z = 6, sampling rate q = 0.01, T = 10,000 steps: ε = 0.659 at δ = 1e-5" in page
     assert len(re.search(r'alt="([^"]*)"', page)[1]) > 60  # without scripts the figure is there
 
 

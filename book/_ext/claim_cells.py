@@ -104,7 +104,6 @@ WORDS = {
     "attack_iterations": "iterations",
     "resilient": "outcome",
     "target_epsilon": "budget",
-    "epsilon": "ε",
     "hm": "HM",
     "duchi": "Duchi",
     "laplace": "Laplace",

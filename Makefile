@@ -17,6 +17,9 @@ STRAY := $(strip $(foreach v,$(filter-out NB PROFILE P PYTHON,$(.VARIABLES)),$(i
 $(if $(STRAY),$(error write parameters inside P, not beside it: P="$(STRAY)"))
 
 OF_A_CHAPTER := run params lab record
+ifeq ($(origin PROFILE),command line)
+$(foreach goal,$(filter params lab,$(MAKECMDGOALS)),$(error make $(goal) has no profile: leave PROFILE out))
+endif
 ifndef NB
 $(foreach goal,$(filter $(OF_A_CHAPTER),$(MAKECMDGOALS)),$(error name a chapter, for example make $(goal) NB=01))
 else ifeq ($(origin NB),command line)

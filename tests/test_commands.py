@@ -80,7 +80,7 @@ def test_wrong_parameters_of_the_book():
 @pytest.mark.usefixtures("untouched")
 def test_wrong_data(tmp_path):
     one_sentence(command("run", "01", "dataset=mnits"), "dataset", "mnits", "did you mean mnist")
-    one_sentence(command("run", "01", "dataset=cancer"), "cancer", "no images")
+    one_sentence(command("run", "01", "dataset=cancer"), "cancer", "is not one of auto, mnist")
     one_sentence(command("run", "01", f"dataset=npz:{tmp_path}/none.npz"), "none.npz")
     recorded = command("record", "05", "--only=table_2_100_5", f"dataset=npz:{tmp_path}/none.npz")
     *_, last = recorded.stderr.splitlines()
@@ -125,6 +125,18 @@ def test_make_asks_for_the_chapter_before_anything_is_set_up(goal):
             and f"name a chapter, for example make {goal} NB=01" in process.stderr
         )
         assert "setting up" not in process.stdout
+
+
+@pytest.mark.parametrize("goal", ["params", "lab"])
+def test_make_refuses_a_profile_where_there_is_none(goal):
+    process = subprocess.run(
+        ["make", goal, "NB=01", "PROFILE=full"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2 and f"make {goal} has no profile" in process.stderr
 
 
 def test_a_word_beside_p_is_not_dropped_in_silence():

@@ -13,6 +13,7 @@ from fl_privacy_lib.chapters.threat_types import grid, run
 from fl_privacy_lib.chapters.threat_types.parameters import ThreatTypes
 from fl_privacy_lib.defenses import Defense, Holding, Transformation, registry
 from fl_privacy_lib.defenses.registry import METHODS, Method, build
+from fl_privacy_lib.defenses.stage import Context
 from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.experiments.cells import Cell
 from fl_privacy_lib.reproduction.figures import named
@@ -56,15 +57,21 @@ def test_the_page_runs_as_it_is_printed(monkeypatch, tmp_path, capsys):
     assert inspect.getsource(Signs) in page
     monkeypatch.setitem(METHODS, "signs", None)  # removed again after the test
     monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
-    entry, attack, cost, statement = re.findall(r"```python\n(.*?)```", page, re.S)
+    entry, attack, cost, statement, noised = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(entry, vars(registry) | {"METHODS": METHODS})
     exec(attack.replace(": 4", ": 1").replace(": 20", ": 1"), {})
     exec(cost.replace("30, 10, 4", "1, 1, 4"), {})
     exec(statement, {})
-    *printed, proved = [line for line in capsys.readouterr().out.splitlines() if line[0] != "·"]
+    exec(noised, page_names := {"__name__": "page"})
+    *printed, nothing, client, example = [
+        line for line in capsys.readouterr().out.splitlines() if line[0] != "·"
+    ]
     named = [line.split()[0] for line in printed]
     assert named == ["non_private", "signs"] + ["non_private"] * 3 + ["signs"] * 3
-    assert "ε = inf" in proved
+    assert "ε = inf" in nothing and "for one client" in client and "for one example" in example
+    stage, update = page_names["Squashed"](), {"w": torch.full((2, 100), 3.0)}  # norm 30
+    short = stage.noiseless()(update, Context(0, [0, 1], []))["w"]
+    assert torch.allclose(short.norm(dim=1), torch.tensor(4 * 30 / 34))
 
 
 def test_the_script_on_the_library_page_runs(capsys):

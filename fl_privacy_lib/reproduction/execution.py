@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fl_privacy_lib._checks import InputError
+from fl_privacy_lib._checks import InputError, one_of
 from fl_privacy_lib._files import write_atomically
 from fl_privacy_lib.data import DATASETS, available, fetch, first_available, verify
 from fl_privacy_lib.reproduction.paths import ROOT, data_root
@@ -81,19 +81,20 @@ def resolved(settings: Settings) -> Settings:
     batch = getattr(settings, "batch_dataset", "same")
     if batch in ("auto", "same"):
         batch = "lfw" if batch == "auto" and available("lfw", root) else name
+    names = {
+        field: value
+        for field, value in (("dataset", name), ("batch_dataset", batch))
+        if hasattr(settings, field)
+    }
+    for field, value in names.items():
+        one_of(
+            [value] if value.startswith("npz:") else allowed(type(settings), field).split(" | "),
+            **{field: value},
+        )
     for dataset in dict.fromkeys((name, batch)):
-        if settings.needs_images and dataset in DATASETS and DATASETS[dataset].kind != "image":
-            raise InputError(
-                f"{'dataset' if dataset == name else 'batch_dataset'} = {dataset!r} has no images, "
-                "and this chapter needs them: use digits, mnist, fashion_mnist, cifar10, lfw or "
-                "npz:PATH."
-            )
         fetch(dataset, root)
         verify(dataset, root)
-    names = {"dataset": name, "batch_dataset": batch}
-    return settings.model_copy(
-        update={field: value for field, value in names.items() if hasattr(settings, field)}
-    )
+    return settings.model_copy(update=names)
 
 
 def timed(step: str, action: Callable[[], Any]) -> Any:
@@ -136,7 +137,11 @@ def execute(settings: Settings, target: Path) -> Path:
         )
     except (papermill.exceptions.PapermillExecutionError, DeadKernelError) as error:
         kind = "" if (n := getattr(error, "ename", "InputError")) == "InputError" else f"{n}: "
-        reason = getattr(error, "evalue", "its kernel was killed, most often for want of memory")
+        # an assertion of a notebook, without a message, guards a sentence
+        reason = (
+            getattr(error, "evalue", "its kernel was killed, most often for want of memory")
+            or "a sentence of the chapter no longer agrees with the records"
+        )
         raise InputError(
             f"{settings.notebook} stopped: {kind}{reason.rstrip('.')} (how far it came: {partial})."
         ) from None

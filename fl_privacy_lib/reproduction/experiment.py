@@ -136,16 +136,15 @@ class Experiment(ABC):
         count = min(workers or os.cpu_count() or 1, len(missing)) if device.type == "cpu" else 1
         fresh = _run_in_order(self, missing, device, count)
         results: dict[Any, Result] = {}
-        done = 0
         for point, same in zip(points, measured, strict=True):
             if same not in results:
                 new = same in missing
                 results[same] = next(fresh) if new else _compute(self, same, device)
-                done += new
+                done = sum(p in results for p in missing)
                 remaining = time_left(started, done, len(missing)) if new else "kept from before"
-                words, seconds = self.words(same, results[same]), float(results[same]["seconds"])
                 report_progress(
-                    f"{label}{len(results)}/{len(distinct)} {words}, {seconds:.0f} s; {remaining}"
+                    f"{label}{len(results)}/{len(distinct)} {self.words(same, results[same])}, "
+                    f"{float(results[same]['seconds']):.0f} s; {remaining}"
                 )
             yield point, results[same]
 

@@ -63,7 +63,7 @@ NAMES = {
     "fed_cdp_decay_cyclic": "Fed-CDP, C decaying in cycles",
     "fed_cdp_momentum": "Fed-CDP with momentum",
     "fed_cdp_adam": "Fed-CDP with Adam",
-    "fed_cdp_models": "Fed-CDP, models over K_t − 1",
+    "fed_cdp_models": "Fed-CDP, models over Kₜ − 1",
     "median_clip": "Fed-CDP, C the batch's median",
     "fed_alpha_cdp_sigma": "Fed-αCDP, σ",
     "purchase": "Purchase",

@@ -12,6 +12,7 @@ from fl_privacy_lib.metrics import wilson_interval
 from fl_privacy_lib.reproduction.checks import in_words
 from fl_privacy_lib.reproduction.claims import deciding, entries_of, judge, load_claims, verdict
 from fl_privacy_lib.reproduction.comparison import Comparison, compare, measured, select
+from fl_privacy_lib.reproduction.devices import device_name, pick_device
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
@@ -310,8 +311,10 @@ def time_table(chapter: str) -> Table:
 
 
 def setting_table(settings: Any) -> Table:
-    """Return a chapter's parameters, values and meanings: the overview before a run."""
+    """Return a chapter's parameters, values and meanings, and the device: what a run has."""
     rows = [
         [n, getattr(settings, n), f.description] for n, f in type(settings).model_fields.items()
     ]
+    here = device_name(pick_device(getattr(settings, "device", "cpu")))
+    rows.append(["computed on", here, "the machine of this run"])
     return Table(["parameter", "value", "meaning"], rows)

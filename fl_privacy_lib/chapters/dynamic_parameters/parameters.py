@@ -26,7 +26,12 @@ class DynamicParameters(Settings):
     dataset: str = Field(
         "auto", description="data that train; auto: mnist where its files are, else digits"
     )
-    iterations: int = Field(200, ge=1, le=100_000, description="iterations of a training, T")
+    iterations: int = Field(
+        200,
+        ge=1,
+        le=100_000,
+        description="iterations of a training, T; below 100 the attacks are cut short, too",
+    )
     batch_size: int = Field(
         0, ge=0, le=5000, description="examples in a batch, B, on average; 0: the paper's, or 100"
     )
@@ -38,8 +43,8 @@ class DynamicParameters(Settings):
         0.0,
         ge=0,
         le=100,
-        description="learning rate η; 0: the best recorded on MNIST; on other data the baseline's "
-        "best of five, held out",
+        description="learning rate η; 0: the best recorded on MNIST at C = 4, times 4/C; on other "
+        "data the baseline's best of five, held out",
     )
     batches: int = Field(
         8, ge=1, le=10_000, description="batches whose largest gradient norm is read, a stage"

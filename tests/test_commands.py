@@ -281,16 +281,20 @@ def points_in(tmp_path, monkeypatch):
     return tmp_path / "points"
 
 
-def test_finished_points_are_not_computed_again(points_in, monkeypatch):
+def test_finished_points_are_not_computed_again(points_in, monkeypatch, capsys):
     import torch
 
     device = torch.device("cpu")
     cells = [tiny(), replace(tiny(), method="fed_sdp_client"), tiny(seed=1)]
     first = dict(run.EXPERIMENT.finish(cells, device, workers=1))
     assert len(list(points_in.iterdir())) == 2  # two cells share their observation
+    begun, *_, ended = capsys.readouterr().err.splitlines()
+    assert begun == "· to compute: 2 of 2 points" and ended.endswith("; the last of these")
     monkeypatch.setattr(run.leakage, "measure", lambda *_: pytest.fail("computed again"))
     again = dict(run.EXPERIMENT.finish(cells, device, workers=1))
     assert all((again[p]["mse"] == first[p]["mse"]).all() for p in cells)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all(line.endswith("; kept from before") for line in said)
 
 
 def test_a_file_of_ones_own_that_changes_is_attacked_anew(points_in, tmp_path):
@@ -514,4 +518,6 @@ def test_an_interrupted_pool_says_one_sentence(stop, status, tmp_path):
         os.killpg(process.pid, stop)  # as a terminal does
         _, said = process.communicate(timeout=60)
     assert process.returncode == status
-    assert said == "interrupted: finished points are kept; the same command continues.\n"
+    begun, *end = said.splitlines()
+    assert begun == "· to compute: 6 of 6 points"
+    assert end == ["interrupted: finished points are kept; the same command continues."]

@@ -133,18 +133,19 @@ class Experiment(ABC):
         measured = [self.representative(point) for point in points]
         distinct = list(dict.fromkeys(measured))
         missing = [p for p in distinct if not _path(self, p, device).exists()]
-        count = min(workers or os.cpu_count() or 1, len(missing)) if device.type == "cpu" else 1
-        fresh = _run_in_order(self, missing, device, count)
+        if missing:
+            report_progress(f"{label}to compute: {len(missing)} of {len(distinct)} points")
+        fresh = _run_in_order(self, missing, device, workers or os.cpu_count() or 1)
         results: dict[Any, Result] = {}
         for point, same in zip(points, measured, strict=True):
             if same not in results:
                 new = same in missing
                 results[same] = next(fresh) if new else _compute(self, same, device)
                 done = sum(p in results for p in missing)
-                remaining = time_left(started, done, len(missing)) if new else "kept from before"
                 report_progress(
                     f"{label}{len(results)}/{len(distinct)} {self.words(same, results[same])}, "
-                    f"{float(results[same]['seconds']):.0f} s; {remaining}"
+                    f"{float(results[same]['seconds']):.0f} s; "
+                    + (time_left(started, done, len(missing)) if new else "kept from before")
                 )
             yield point, results[same]
 
@@ -162,10 +163,12 @@ def _compute(experiment: Experiment, point: Any, device: torch.device) -> Result
 def _run_in_order(
     experiment: Experiment, points: Sequence[Any], device: torch.device, workers: int
 ) -> Iterator[Result]:
-    if workers < 2:
+    if min(workers, len(points)) < 2 or device.type != "cpu":
         return (_compute(experiment, point, device) for point in points)
     with joblib.parallel_config("loky", initializer=_start_worker, initargs=(os.getpid(),)):
-        pool = joblib.Parallel(workers, return_as="generator", batch_size=1, pre_dispatch="all")
+        pool = joblib.Parallel(
+            min(workers, len(points)), return_as="generator", batch_size=1, pre_dispatch="all"
+        )
         return pool(joblib.delayed(_compute)(experiment, point, device) for point in points)
 
 

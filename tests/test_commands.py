@@ -103,23 +103,19 @@ def test_a_truncated_file_is_named(tmp_path, data_root):
     )
 
 
+def make(*words):
+    return subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def test_make_passes_parameters_on():
-    done = subprocess.run(
-        ["make", "run", "NB=01", "P=clip_norm=-1 seed=3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = make("run", "NB=01", "P=clip_norm=-1 seed=3")
     assert done.returncode and "error: clip_norm = '-1'" in done.stderr
 
 
 @pytest.mark.parametrize("goal", ["run", "params", "lab", "record"])
 def test_make_asks_for_the_chapter_before_anything_is_set_up(goal):
     for words in ([goal], [goal, "NB="]):
-        process = subprocess.run(
-            ["make", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        process = make(*words)
         assert (
             process.returncode == 2
             and f"name a chapter, for example make {goal} NB=01" in process.stderr
@@ -129,31 +125,17 @@ def test_make_asks_for_the_chapter_before_anything_is_set_up(goal):
 
 @pytest.mark.parametrize("goal", ["params", "lab"])
 def test_make_refuses_a_profile_where_there_is_none(goal):
-    process = subprocess.run(
-        ["make", goal, "NB=01", "PROFILE=full"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = make(goal, "NB=01", "PROFILE=full")
     assert process.returncode == 2 and f"make {goal} has no profile" in process.stderr
 
 
 def test_a_word_beside_p_is_not_dropped_in_silence():
-    done = subprocess.run(
-        ["make", "run", "NB=01", "dataset=digits"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = make("run", "NB=01", "dataset=digits")
     assert done.returncode and 'P="dataset=digits"' in done.stderr
 
 
 def test_a_chapter_is_not_dropped_in_silence():
-    done = subprocess.run(
-        ["make", "book", "NB=05"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = make("book", "NB=05")
     assert done.returncode == 2 and "make book is not about one chapter" in done.stderr
     assert "setting up" not in done.stdout
 

@@ -43,9 +43,11 @@ def nearest_rate(point: Training, rates: Rates) -> float:
             "try some on held-out data first."
         )
     sizes = point.noise_scale, point.local_iterations
-    ratios = {arm: [max(float(a), 1e-3) / max(b, 1e-3) for a, b in zip(arm[3:], sizes, strict=True)]
-              for arm in arms}  # fmt: skip
-    return rates[min(arms, key=lambda arm: [abs(math.log(ratio)) for ratio in ratios[arm]])]
+    return rates[min(arms, key=lambda arm: [*map(_log_ratio, map(float, arm[3:]), sizes)])]
+
+
+def _log_ratio(a: float, b: float) -> float:
+    return abs(math.log(max(a, 1e-3) / max(b, 1e-3)))
 
 
 Rate = Literal["searched", "chosen", "coded"]

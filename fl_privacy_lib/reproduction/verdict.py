@@ -57,7 +57,7 @@ def last_digit(printed: str) -> float:
 
 
 def agrees(printed: str, mean: float, std: float, unit: str, metric: str = "") -> bool:
-    """Return whether a measured value is within the tolerance of a printed one (DESIGN section 4).
+    """Return whether a measured value is within the tolerance of a printed one.
 
     Two standard deviations over seeds, one unit of the last printed digit, or 0.01 for a fraction,
     whichever is more. An ε may be 0.1 % off, a round at which a budget is spent not at all, a ratio

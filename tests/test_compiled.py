@@ -30,6 +30,7 @@ from fl_privacy_lib.defenses.rules import LargestNorm, MedianNorm, QuantileNorm
 from fl_privacy_lib.federated import Tap, simulate
 from fl_privacy_lib.federated import compiled as package
 from fl_privacy_lib.federated.compiled.engine import CompiledEngine
+from fl_privacy_lib.federated.compiled.form import Form
 from fl_privacy_lib.federated.compiled.network import network_of
 from fl_privacy_lib.federated.gradients import example_gradients
 from fl_privacy_lib.federated.simulation import accuracy
@@ -95,11 +96,12 @@ def test_rules_that_follow_norms(name, rule, batch):
 
 @pytest.mark.parametrize("batch", [4, 8])
 @pytest.mark.parametrize("sampling", ["one_pass_fixed", "poisson"])
-def test_the_noise_of_a_rule_has_its_level(batch, sampling):
+@pytest.mark.parametrize("floor", [0.0, 0.1], ids=["in the kernel", "by the rule"])
+def test_the_noise_of_a_rule_has_its_level(batch, sampling, floor):
     """One iteration: the noise has a deviation of σ times the largest norm, within 5 errors."""
     parts = scene("mnist", 1)
     plan = plan_of(1, batch_size=batch, local_iterations=1, local_lr=1.0, batch_sampling=sampling)
-    rule = LargestNorm(Clip(1.3), floor=0.1)
+    rule = LargestNorm(Clip(1.3), floor=floor)
     noisy = Defense("noisy", PerExample(Clip(1.3)), BatchNoise(rule, 2.0))
     with_noise, plain = (updates(*parts, plan, d) for d in (noisy, noisy.noiseless()))
     added = torch.cat([(with_noise[n] - plain[n]).flatten() for n in plain]).double()
@@ -110,6 +112,25 @@ def test_the_noise_of_a_rule_has_its_level(batch, sampling):
     )
     level = 2.0 * float(rule.levels(norms, ClientContext(0, (0,), []))["0.weight"]) / batch
     assert abs(added.std() / level - 1) <= 5 / math.sqrt(2 * len(added))
+
+
+class Slower(LargestNorm):
+    """The same rule under another name, which the kernel does not know."""
+
+
+@pytest.mark.parametrize("name", ["small", "adult"])
+@pytest.mark.parametrize("scope", ["layer", "all"])
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_the_kernel_scales_noise_as_the_rule_does(name, scope, batch):
+    """The same draws, empty batches included; so far from 0 that a wrong S would show."""
+    clip = Clip(0.2, scope)
+    plan = plan_of(2, batch_size=batch, batch_sampling="poisson", local_iterations=6)
+    stages = [BatchNoise(kind(clip), 2.0) for kind in (LargestNorm, Slower)]
+    ways = [Defense("noisy", PerExample(clip), stage) for stage in stages]
+    assert [Form.of(way, batch, 0).needs_norms for way in ways] == [False, True]
+    inside, outside = (updates(*scene(name), plan, way) for way in ways)
+    for key, values in outside.items():
+        assert ((inside[key] - values).abs() <= 1e-4 * values.abs().max()).all()
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ def with_batches(memory: Memory, batches: Sequence[np.ndarray], state: np.ndarra
     if len(positions) and not 0 <= positions.min() <= positions.max() < len(memory.y):
         raise IndexError(f"a batch holds a position outside 0 … {len(memory.y) - 1}")
     norms = np.zeros((max(map(len, batches)), len(memory.bounds)), np.float32)
-    ends = np.cumsum([0, *map(len, batches)])
     return memory._replace(
-        positions=positions, ends=ends, norms=norms, factors=np.zeros_like(norms), state=state
-    )
+        positions=positions, ends=np.cumsum([0, *map(len, batches)]), norms=norms,
+        factors=np.zeros_like(norms), state=state,
+    )  # fmt: skip
 
 
 class CompiledEngine:
@@ -60,8 +60,9 @@ class CompiledEngine:
         from fl_privacy_lib.federated.compiled import gaussian, kernel
 
         plan, form = self.plan, Form.of(self.defense, self.plan.batch_size, ctx.round)
-        state = gaussian.initial_state(plan.seed, ctx.round, ctx.clients[0])
-        memory = with_batches(self.memory, batches, state)
+        memory = with_batches(
+            self.memory, batches, gaussian.initial_state(plan.seed, ctx.round, ctx.clients[0])
+        )
         memory.weights[:], memory.update[:] = memory.start, 0
         memory.bounds[:], memory.stds[:] = form.bound, form.std
         by_kernel = plan.local_optimizer == "sgd"  # else it adds up a gradient, for the optimiser
@@ -89,26 +90,23 @@ class CompiledEngine:
 
         rate = float(self.plan.local_lr) if self.plan.local_optimizer == "sgd" else -1.0
         kernel.run(
-            self.network.form, memory, iterations, phases, form.scope == "all", rate,
-            self.plan.batch_size,
+            self.network.form, memory, iterations, phases | kernel.LARGEST * form.largest,
+            form.scope == "all", rate, self.plan.batch_size,
         )  # fmt: skip
 
     def _iterate(
         self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext
     ) -> None:
         """Run one local iteration in which a rule reads the norms before gradients are summed."""
-        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, CLIP, FORWARD, STEP
+        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, FORWARD, STEP
 
-        silent = memory._replace(stds=np.zeros_like(memory.stds))
-        # with a bound that is known, only the noise waits for the norms
-        self._run(silent, 1, FORWARD | BACKWARD | (CLIP | STEP if form.bound else 0), form)
+        self._run(memory, 1, FORWARD | BACKWARD, form)
         factors, stds = form.answer(self._note_norms(memory, i, batch, ctx), ctx)
         memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
         memory.stds[:] = torch.cat(list(stds.values()))
-        rest = memory._replace(ends=memory.ends[:1].repeat(2)) if form.bound else memory
         # only the last slice is still there
         again = FORWARD | BACKWARD if len(batch) > SLICE else 0
-        self._run(rest, 1, again | STEP, form)
+        self._run(memory, 1, again | STEP, form)
 
     def _note_norms(
         self, memory: Memory, i: int, batch: np.ndarray, ctx: ClientContext, measured: bool = True

@@ -30,6 +30,7 @@ from fl_privacy_lib.federated.compiled.vectors import (
 )
 
 FORWARD, BACKWARD, CLIP, STEP, EVERY = 1, 2, 4, 8, 15  # phases
+LARGEST = 16  # in a step: the noise is scaled with the largest norm that clipping has left
 PIECE = 1024  # numbers that stay in the L1 cache between their noise and their step
 TINY = np.float32(1e-25)  # smaller gradients of a logit count as zero: denormal numbers are slow
 
@@ -139,15 +140,19 @@ def backward(m, shape, examples, norms):
 
 @inner
 def clip(norms, bounds, over_all, factors):
-    """Write the factors min(1, bound / norm) of each example and tensor.
+    """Write the factors min(1, bound / norm) of each example and tensor; return the largest norm.
 
-    With `over_all` the norm is that over all tensors.
+    With `over_all` a factor's norm is that over all tensors. What is returned is a single tensor's,
+    behind the factors.
     """
+    largest = np.float32(0)
     for b in range(len(norms)):
         whole = length(norms[b], len(bounds))
         for t in range(len(bounds)):
             norm = whole if over_all else float(norms[b, t])
             factors[b, t] = bounds[t] / norm if norm > bounds[t] else 1.0
+            largest = max(largest, norms[b, t] * factors[b, t])
+    return largest
 
 
 @inner
@@ -180,13 +185,13 @@ def add_gradients(m, convs, factors):
 
 
 @inner
-def step(m, rate, batch_size):
-    """Add −rate · (sums / batch size + noise) to the update, and set the weights."""
+def step(m, rate, batch_size, scale):
+    """Add −rate · (sums / batch size + scale · noise) to the update, and set the weights."""
     for t in range(len(m.stds)):
         for begin in range(m.begins[t], m.begins[t + 1], PIECE):
             end = min(begin + PIECE, m.begins[t + 1])
-            if m.stds[t] > 0:
-                add_normals(m.state, np.float32(-rate * m.stds[t]), m.update, begin, end)
+            if m.stds[t] * scale > 0:
+                add_normals(m.state, np.float32(-rate * m.stds[t] * scale), m.update, begin, end)
             for i in range(begin, end, W):
                 update = fma(load(m.sums, i), np.float32(-rate / batch_size), load(m.update, i))
                 store(m.update, i, update)
@@ -210,7 +215,7 @@ def run(shape, m, iterations, phases, over_all, rate, batch_size):
             convolutions.transformed_weights(at(m.weights, m.begins[1]), m.tiles, m.transformed)
         if phases & STEP:
             m.sums[:] = 0
-        begin, end = m.ends[iteration], m.ends[iteration + 1]
+        begin, end, largest = m.ends[iteration], m.ends[iteration + 1], np.float32(0)
         for first in range(begin, end, SLICE):
             examples = m.positions[first : min(first + SLICE, end)]
             done = slice(first - begin, first - begin + len(examples))
@@ -219,8 +224,8 @@ def run(shape, m, iterations, phases, over_all, rate, batch_size):
             if phases & BACKWARD:
                 backward(m, shape, examples, m.norms[done])
             if phases & CLIP:
-                clip(m.norms[done], m.bounds, over_all, m.factors[done])
+                largest = max(largest, clip(m.norms[done], m.bounds, over_all, m.factors[done]))
             if phases & STEP:
                 add_gradients(m, convs, m.factors[done])
         if phases & STEP:
-            step(m, rate, batch_size)
+            step(m, rate, batch_size, largest if phases & LARGEST else np.float32(1))

@@ -126,11 +126,10 @@ def network_of(model: nn.Module, train: Examples) -> Network | None:
         return None
     classes, hidden = shapes[-1][0], tuple(shape[0] for shape in shapes[:-1])
     with torch.device("meta"):  # no memory, and no draw from torch's generator
-        shape = x.shape[1:]
         twin = (
-            training_cnn((shape[0], *shape[1:]), classes)
+            training_cnn((x.shape[1], *x.shape[2:]), classes)
             if image
-            else mlp(prod(shape), classes, hidden)
+            else mlp(prod(x.shape[1:]), classes, hidden)
         )
     if not _same(model, twin) or (len(y) and int(y.max()) >= classes):
         return None
@@ -154,14 +153,12 @@ def _same(model: nn.Module, twin: nn.Module) -> bool:
     What somebody else has noted on a module beside these (Opacus does) changes nothing, but for
     another ``forward``.
     """
-    pairs = list(zip(model.modules(), twin.modules(), strict=False))
-    equal_length = len(list(model.modules())) == len(list(twin.modules()))
-    return equal_length and all(_alike(module, other) for module, other in pairs)
+    mine, others = list(model.modules()), list(twin.modules())
+    return len(mine) == len(others) and all(map(_alike, mine, others))
 
 
 def _alike(module: nn.Module, other: nn.Module) -> bool:
     options = {name: value for name, value in vars(other).items() if name not in CONTENTS}
-    noted = vars(module)
     kinds, others = (
         [
             (p.shape, p.dtype, p.requires_grad, bool(p._backward_hooks))
@@ -169,10 +166,8 @@ def _alike(module: nn.Module, other: nn.Module) -> bool:
         ]
         for m in (module, other)
     )
-    same_options = all(name in noted and noted[name] == value for name, value in options.items())
-    return (
-        type(module) is type(other) and "forward" not in noted and same_options and kinds == others
-    )
+    same = type(module) is type(other) and options.items() <= vars(module).items()
+    return same and "forward" not in vars(module) and kinds == others
 
 
 Memory = namedtuple(

@@ -121,12 +121,17 @@ class Slower(LargestNorm):
 @pytest.mark.parametrize("name", ["small", "adult"])
 @pytest.mark.parametrize("scope", ["layer", "all"])
 @pytest.mark.parametrize("batch", [1, 4, 9])
-def test_the_kernel_scales_noise_as_the_rule_does(name, scope, batch):
-    """The same draws, empty batches included; so far from 0 that a wrong S would show."""
-    clip = Clip(0.2, scope)
-    plan = plan_of(2, batch_size=batch, batch_sampling="poisson", local_iterations=6)
-    stages = [BatchNoise(kind(clip), 2.0) for kind in (LargestNorm, Slower)]
-    ways = [Defense("noisy", PerExample(clip), stage) for stage in stages]
+@pytest.mark.parametrize("place", ["example", "batch", "both"])
+def test_the_kernel_scales_noise_as_the_rule_does(name, scope, batch, place):
+    """The same draws give the same updates, empty batches included where they may occur."""
+    clip, sampling = Clip(0.2, scope), "poisson" if place == "batch" else "with_replacement"
+    plan = plan_of(2, batch_size=batch, batch_sampling=sampling, local_iterations=6)
+    places = {
+        "example": lambda rule: Defense("noisy", PerExample(rule, 2.0)),
+        "batch": lambda rule: Defense("noisy", PerExample(clip), BatchNoise(rule, 2.0)),
+        "both": lambda rule: Defense("noisy", PerExample(rule, 2.0), BatchNoise(rule, 3.0)),
+    }
+    ways = [places[place](kind(clip)) for kind in (LargestNorm, Slower)]
     assert [Form.of(way, batch, 0).needs_norms for way in ways] == [False, True]
     inside, outside = (updates(*scene(name), plan, way) for way in ways)
     for key, values in outside.items():

@@ -1,7 +1,7 @@
 """A defence's local stages as numbers for a kernel: the only place here that knows the stages."""
 
 from dataclasses import dataclass
-from math import inf
+from math import hypot, inf
 from typing import Any
 
 import torch
@@ -52,13 +52,13 @@ class Form:
     def of(cls, defense: Defense, batch_size: int, round: int) -> "Form":
         """Return the numbers of a defence that `is_supported` has accepted."""
         rule, late = stages(defense)
-        std = local_noise(defense, batch_size, round)
-        if not rule.is_fixed:  # no number is known before the norms are
+        clip, std = rule.rule.clip, local_noise(defense, batch_size, round)
+        follow = [stage for stage in (rule, late) if not stage.is_fixed]
+        if any(stage.clip != LargestNorm(clip) for stage in follow) or (follow and std):
             return cls(defense, "layer", 0.0, std, False, True)
-        scope, bound = (rule.clip.scope, rule.clip.bound(round)) if rule.clip else (None, inf)
-        largest = not std and late.clip == LargestNorm(rule.clip)
-        std = mean_std(late.sigma(round), 1.0, batch_size, late.divide_by) if largest else std
-        return cls(defense, scope, bound, std, largest, not (late.is_fixed or largest))
+        scope, bound = (clip.scope, clip.bound(round)) if clip else (None, inf)
+        units = [mean_std(s.sigma(round), 1.0, batch_size, s.divide_by) for s in follow]
+        return cls(defense, scope, bound, hypot(std, *units), bool(follow), False)
 
     def answer(self, norms: Gradient, ctx: ClientContext) -> tuple[Gradient, Gradient]:
         """Return a batch's factors [1, B] and its noise's standard deviations [1], by tensor.

@@ -243,7 +243,7 @@ def test_the_record_shows_what_the_page_says_of_it():
         assert max(shares, key=lambda stage: shares[stage][0]) == "backward"
 
 
-def test_the_kernel_s_cost_of_privacy_is_below_the_printed_and_that_of_the_largest_norm_not_free():
+def test_the_kernel_s_cost_of_privacy_is_below_the_printed_and_the_largest_norm_costs_nothing():
     over = "ratio_to_non_private"
     for table, method in (
         ("fed_cdp/table_3", "fed_cdp"),
@@ -259,15 +259,12 @@ def test_the_kernel_s_cost_of_privacy_is_below_the_printed_and_that_of_the_large
                 data = c.printed["dataset"]
                 assert of["compiled", data] < float(c.printed["value"])
                 assert of["compiled", data] < of["as_written", data] or method == "dp_baseline"
-    for table, method, base, least in (
-        ("fed_alpha_cdp/table_9", "fed_alpha_cdp", "ratio_to_fed_cdp", 1.2),
-        ("dynamic_parameters/table_10", "dp_dyns_l2max", "ratio_to_dp_baseline", 1.0),
+    for table, method, base in (
+        ("fed_alpha_cdp/table_9", "fed_alpha_cdp", "ratio_to_fed_cdp"),
+        ("dynamic_parameters/table_10", "dp_dyns_l2max", "ratio_to_dp_baseline"),
     ):
         for cell in cells(measured(table), {"method": method}):
-            if cell["engine"] == "compiled":
-                assert cell[base] > least
-            else:
-                assert abs(cell[base] - 1) < 0.05
+            assert abs(cell[base] - 1) < 0.05
 
 
 @pytest.mark.parametrize("dataset", grid.FEDERATED)

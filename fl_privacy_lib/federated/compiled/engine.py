@@ -98,15 +98,16 @@ class CompiledEngine:
         self, memory: Memory, i: int, batch: np.ndarray, form: Form, ctx: ClientContext
     ) -> None:
         """Run one local iteration in which a rule reads the norms before gradients are summed."""
-        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, FORWARD, STEP
+        from fl_privacy_lib.federated.compiled.kernel import BACKWARD, CLIP, FORWARD, STEP, SUM
 
-        self._run(memory, 1, FORWARD | BACKWARD, form)
+        # with a bound that is known, only the noise waits for the norms
+        self._run(memory, 1, FORWARD | BACKWARD | (CLIP | SUM if form.bound else 0), form)
         factors, stds = form.answer(self._note_norms(memory, i, batch, ctx), ctx)
         memory.factors[: len(batch)] = torch.stack(list(factors.values()), -1)[0]
         memory.stds[:] = torch.cat(list(stds.values()))
-        # only the last slice is still there
+        # else the gradients, of which only the last slice is still there
         again = FORWARD | BACKWARD if len(batch) > SLICE else 0
-        self._run(memory, 1, again | STEP, form)
+        self._run(memory, 1, STEP if form.bound else again | SUM | STEP, form)
 
     def _note_norms(
         self, memory: Memory, i: int, batch: np.ndarray, ctx: ClientContext, measured: bool = True

@@ -34,14 +34,15 @@ class Form:
 
     Attributes
     ----------
+    stages : per_example and per_batch
     scope : {'layer', 'all', None}, what the bound is compared with; None: nothing is clipped
-    bound : C of this round; ∞ where nothing is clipped
+    bound : C of this round; ∞ where nothing is clipped, 0 where a rule finds it in the norms
     std : standard deviation per coordinate of the noise on a batch's mean, but for what a rule adds
     largest : whether `std` is in units of the batch's largest norm, see `LargestNorm`
     needs_norms : whether any other rule has to see the norms of each batch, see `answer`
     """
 
-    defense: Defense
+    stages: tuple[Any, Any]
     scope: str | None
     bound: float
     std: float
@@ -53,12 +54,12 @@ class Form:
         """Return the numbers of a defence that `is_supported` has accepted."""
         rule, late = stages(defense)
         clip, std = rule.rule.clip, local_noise(defense, batch_size, round)
+        scope, bound = (clip.scope, clip.bound(round)) if clip else (None, inf)
         follow = [stage for stage in (rule, late) if not stage.is_fixed]
         if any(stage.clip != LargestNorm(clip) for stage in follow) or (follow and std):
-            return cls(defense, "layer", 0.0, std, False, True)
-        scope, bound = (clip.scope, clip.bound(round)) if clip else (None, inf)
+            return cls((rule, late), scope, bound if rule.is_fixed else 0.0, std, False, True)
         units = [mean_std(s.sigma(round), 1.0, batch_size, s.divide_by) for s in follow]
-        return cls(defense, scope, bound, hypot(std, *units), bool(follow), False)
+        return cls((rule, late), scope, bound, hypot(std, *units), bool(follow), False)
 
     def answer(self, norms: Gradient, ctx: ClientContext) -> tuple[Gradient, Gradient]:
         """Return a batch's factors [1, B] and its noise's standard deviations [1], by tensor.
@@ -67,11 +68,10 @@ class Form:
         ----------
         norms : [1, B], before clipping
         """
-        first, late = stages(self.defense)
-        factors = first.rule.factors(norms, ctx)
-        first.rule.tell(norms, ctx, ctx.batch_size)
+        factors = self.stages[0].rule.factors(norms, ctx)
+        self.stages[0].rule.tell(norms, ctx, ctx.batch_size)
         variances = {name: torch.full((1,), self.std**2) for name in norms}
-        for stage in (first, late):
+        for stage in self.stages:
             if not stage.is_fixed and stage.noise_scale:
                 unit = mean_std(stage.sigma(ctx.round), 1.0, ctx.batch_size, stage.divide_by)
                 for name, level in stage.rule.levels(norms, ctx).items():

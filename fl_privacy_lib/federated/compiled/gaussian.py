@@ -25,7 +25,8 @@ from fl_privacy_lib.federated.compiled.vectors import (
     xor,
 )
 
-LANES, STREAM = 16, 3  # `sampling` has the streams 0, 1 and 2 of a seed
+LANES = 16
+STREAM = 3  # `sampling` has the streams 0, 1 and 2 of a seed
 LOG = tuple(
     np.float32(c)
     for c in (

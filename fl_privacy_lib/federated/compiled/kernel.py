@@ -29,8 +29,8 @@ from fl_privacy_lib.federated.compiled.vectors import (
     zeros,
 )
 
-FORWARD, BACKWARD, CLIP, STEP, EVERY = 1, 2, 4, 8, 15  # phases
-LARGEST = 16  # in a step: the noise is scaled with the largest norm that clipping has left
+FORWARD, BACKWARD, CLIP, SUM, STEP, EVERY = 1, 2, 4, 8, 16, 31  # phases
+LARGEST = 32  # in a step: the noise is scaled with the largest norm that clipping has left
 PIECE = 1024  # numbers that stay in the L1 cache between their noise and their step
 TINY = np.float32(1e-25)  # smaller gradients of a logit count as zero: denormal numbers are slow
 
@@ -213,7 +213,7 @@ def run(shape, m, iterations, phases, over_all, rate, batch_size):
     for iteration in range(iterations):
         if phases & FORWARD and convs:
             convolutions.transformed_weights(at(m.weights, m.begins[1]), m.tiles, m.transformed)
-        if phases & STEP:
+        if phases & SUM:
             m.sums[:] = 0
         begin, end, largest = m.ends[iteration], m.ends[iteration + 1], np.float32(0)
         for first in range(begin, end, SLICE):
@@ -225,7 +225,7 @@ def run(shape, m, iterations, phases, over_all, rate, batch_size):
                 backward(m, shape, examples, m.norms[done])
             if phases & CLIP:
                 largest = max(largest, clip(m.norms[done], m.bounds, over_all, m.factors[done]))
-            if phases & STEP:
+            if phases & SUM:
                 add_gradients(m, convs, m.factors[done])
         if phases & STEP:
             step(m, rate, batch_size, largest if phases & LARGEST else np.float32(1))

@@ -56,8 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0, 2 for an input to mend; 130 or 143 when it is interrupted.
     """
     options, late = parser().parse_known_args(arguments)
-    # an interrupted pool ends at once: its tracker would warn that it clears up after it
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+    # an interrupted pool ends at once, and its tracker would warn that it clears up after it;
+    # a running one replaces a worker that has grown, and would warn that it stopped
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker,ignore:A worker stopped")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:

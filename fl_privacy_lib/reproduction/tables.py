@@ -110,7 +110,7 @@ def outcome(cell: Mapping[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits, plainly.
+    """Return a number plainly: three significant digits, or whole from a thousand on.
 
     >>> number(0.0000312), number(0.15489), number(23.04), number(1810.4)
     ('3.1e-05', '0.155', '23', '1,810')

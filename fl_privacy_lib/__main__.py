@@ -68,8 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
             late = [word for word in late if word.startswith("-")]
         if late:
             raise InputError(
-                f"{late[0]!r} is not understood: see python -m fl_privacy_lib {options.command} "
-                "--help."
+                f"{options.command} does not know {late[0]!r}: see python -m fl_privacy_lib "
+                f"{options.command} --help."
             )
         if getattr(options, "chapter", "") is None:
             raise InputError(
@@ -174,10 +174,12 @@ def _show_parameters(name: str) -> None:
 
     kind = chapter(name)
     print(f"{kind.notebook}: write name=value; defaults are the quick profile's")
-    full = vars(kind.of_profile("full"))
+    others = {profile: vars(kind.of_profile(profile)) for profile in ("smoke", "full")}
     for parameter, field in kind.model_fields.items():
-        limits = (f" [{words}]" if (words := allowed(kind, parameter)) else "") + (
-            f" (full: {full[parameter]})" if full[parameter] != field.default else ""
+        limits = (f" [{words}]" if (words := allowed(kind, parameter)) else "") + "".join(
+            f" ({profile}: {values[parameter]})"
+            for profile, values in others.items()
+            if values[parameter] != field.default
         )
         print(f"  {parameter} = {field.default}{limits}  {field.description}")
 

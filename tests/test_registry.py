@@ -4,6 +4,7 @@ import inspect
 import re
 from dataclasses import dataclass
 
+import pandas as pd
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from fl_privacy_lib.reproduction import experiment
 from fl_privacy_lib.reproduction.experiments.cells import Cell
 from fl_privacy_lib.reproduction.figures import named
 from fl_privacy_lib.reproduction.paths import ROOT
+from fl_privacy_lib.reproduction.verdict import Status
 from fl_privacy_lib.sampling import Plan
 
 PLAN, HOLDING = Plan(20, 5, 3, 2, 4, local_lr=0.1), Holding(400, 20, 3)
@@ -72,6 +74,15 @@ def test_the_page_runs_as_it_is_printed(monkeypatch, tmp_path, capsys):
     stage, update = page_names["Squashed"](), {"w": torch.full((2, 100), 3.0)}  # norm 30
     short = stage.noiseless()(update, Context(0, [0, 1], []))["w"]
     assert torch.allclose(short.norm(dim=1), torch.tensor(4 * 30 / 34))
+
+
+def test_the_script_on_the_page_about_rerunning_runs(monkeypatch, tmp_path, capsys):
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "book" / "rerun.md").read_text(), re.S)
+    monkeypatch.setattr(experiment, "point_cache", lambda chapter: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    exec(script.replace('"rounds": 10', '"rounds": 1'), {})
+    assert list(pd.read_csv("noise.csv")["noise_scale"]) == [0.5, 2.0, 6.0]
+    assert capsys.readouterr().out.split(":")[0] in list(Status)
 
 
 def test_the_script_on_the_library_page_runs(capsys):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import papermill
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,9 @@ def test_the_parameters_cell_and_the_settings_class_are_one(number):
         value, comment = rows[name]
         assert eval(value) == getattr(kind(), name), name
         assert comment == field.description, name
+    # papermill warns of a parameter that it cannot read: an equals sign in its comment is enough
+    read = papermill.inspect_notebook(str(ROOT / "notebooks" / f"{kind.notebook}.ipynb"))
+    assert list(read) == list(kind.model_fields)
 
 
 @pytest.mark.parametrize("number", CHAPTERS)

@@ -211,7 +211,7 @@ def record(
     parts = experiment.parts(settings, folder)
     wanted = _wanted(parts, only, device)
     if not wanted:
-        known = list(dict.fromkeys(p.name or p.table for p in parts))
+        known = list(dict.fromkeys(name for p in parts for name in (p.table, p.name or p.table)))
         raise InputError(
             f"chapter {experiment.chapter} records no {only!r}{nearest(str(only), known)}; it "
             f"records {', '.join(known)}. The book's page on claims names each table's command."

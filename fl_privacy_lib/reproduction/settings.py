@@ -119,9 +119,8 @@ def parse_assignments(words: list[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         refuse(
             {
-                f"{word!r} is not a parameter: write name=value, for example noise_scale=1e-2.": (
-                    not (equals and name and value)
-                ),
+                f"{word!r} is not a parameter: write name=value without spaces, for example "
+                "noise_scale=1e-2.": not (equals and name and value),
                 f"profile = {value!r} is no parameter of a notebook: choose it with PROFILE=… "
                 f"beside P, or with --profile, from {', '.join(PROFILES)}"
                 f"{nearest(value, PROFILES)}.": name == "profile",

@@ -34,7 +34,7 @@ class WhatWorks(Settings):
         0.0,
         ge=0,
         le=1000,
-        description="learning rate η; 0: the one recorded for MNIST at C = 0.1, times 0.1/C",
+        description="learning rate η; 0: the one recorded on MNIST for C of 0.1, times 0.1/C",
     )
     clients: int = Field(1000, ge=2, le=1_000_000, description="clients behind a sum, K")
     margin: int = Field(

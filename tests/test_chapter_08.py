@@ -453,6 +453,7 @@ def test_the_bounds_differ_by_the_coordinates_that_share_a_report():
     """Theorem 4.1's √ln(d/β)/(ε√(nd)); flat answers for d coordinates, so √(d ln(d/β))/(ε√n)."""
     flat, two_stage = (mechanisms.Noise(s, "dimensions", 300).bound for s in ("flat", "two_stage"))
     assert flat / two_stage == pytest.approx(300)
+    assert mechanisms.Noise("flat_unscaled", "dimensions", 300).bound == two_stage
     assert two_stage == pytest.approx(math.sqrt(math.log(600) / (3000 * 300)))
 
 

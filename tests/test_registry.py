@@ -1,6 +1,7 @@
 """The registry of methods: one entry brings a defence into every table, attack and account."""
 
 import inspect
+import json
 import re
 from dataclasses import dataclass
 
@@ -74,6 +75,18 @@ def test_the_page_runs_as_it_is_printed(monkeypatch, tmp_path, capsys):
     stage, update = page_names["Squashed"](), {"w": torch.full((2, 100), 3.0)}  # norm 30
     short = stage.noiseless()(update, Context(0, [0, 1], []))["w"]
     assert torch.allclose(short.norm(dim=1), torch.tensor(4 * 30 / 34))
+
+
+def test_the_method_of_an_exercise_is_registered_as_it_is_printed(monkeypatch):
+    cells = json.loads((ROOT / "notebooks" / "02_adaptive_attacks.ipynb").read_text())["cells"]
+    (text,) = ("".join(c["source"]) for c in cells if ":label: ex-mask" in "".join(c["source"]))
+    (code,) = re.findall(r"```python\n(.*?)```", text.split("ex-public")[0], re.S)
+    monkeypatch.setitem(METHODS, "lying", None)  # removed again after the test
+    exec(code, {})
+    sent = build("lying").per_example(
+        {"w": torch.ones(1, 1, 10)}, Context(0, [0], [torch.Generator()])
+    )
+    assert 0 < sent["w"].abs().min() < 0.01  # dropped, and no exact zero
 
 
 def test_the_script_on_the_page_about_rerunning_runs(monkeypatch, tmp_path, capsys):

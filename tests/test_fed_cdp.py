@@ -554,7 +554,8 @@ def test_recording_writes_rows_that_stand_when_it_is_run_again(tmp_path, monkeyp
 def test_an_unknown_part_is_refused(tmp_path):
     with pytest.raises(
         InputError,
-        match=r"no 'table_9' \(did you mean table_5\?\); it records fed_cdp/statements, learning",
+        match=r"no 'table_9' \(did you mean table_5\?\); it records fed_cdp/statements, "
+        "fed_cdp/learning_rates, learning_rates",
     ):
         record(FULL, "table_9")
     with pytest.raises(InputError, match=r"learning rate of digits.* is not chosen yet"):

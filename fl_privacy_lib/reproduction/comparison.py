@@ -46,8 +46,11 @@ def measured(table: str, folder: Path = MEASURED) -> pd.DataFrame:
     """
     trial = trial_of(table)
     sources = {table: {}} | trial.get("also", {})
-    parts = [_rows_of(folder / f"{name}.csv", **source) for name, source in sources.items()]
-    parts = [part for part in parts if len(part)]
+    parts = [
+        part
+        for name, source in sources.items()
+        if len(part := _rows_of(folder / f"{name}.csv", **source))
+    ]
     if not parts:
         return pd.DataFrame(columns=["metric", *JUDGED])
     rows = pd.concat(parts, ignore_index=True).fillna("") if len(parts) > 1 else parts[0]
@@ -113,12 +116,11 @@ def cells(frame: pd.DataFrame, rows: dict[str, Any] | None = None) -> list[dict[
     frame = select(frame, rows or {})
     keys = [c for c in frame.columns if c not in {"metric", *JUDGED, *META}]
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in frame.to_dict("records"):
-        there = {k: row[k] for k in (*keys, "seeds", *JUDGED) if k in row}
-        there["key"] = {
-            k: row[k] for k in keys
-        }  # a budget is a key column and a metric of one name
-        cell = found.setdefault(tuple(row[k] for k in keys), there)
+    for values in frame.itertuples(index=False, name=None):
+        row = dict(zip(frame, values, strict=True))
+        key = {k: row[k] for k in keys}  # a budget is a key column and a metric of one name
+        judged = {k: row[k] for k in ("seeds", *JUDGED) if k in row}
+        cell = found.setdefault(tuple(key.values()), key | judged | {"key": key})
         cell |= {row["metric"] + name: row.get(part) for name, part in METRIC_PARTS.items()}
     return [_derived(cell) for cell in found.values()]
 

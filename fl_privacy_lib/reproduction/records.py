@@ -121,7 +121,7 @@ def add_point(
 
 def rows_of(frame: pd.DataFrame, point: dict[str, Any]) -> pd.DataFrame:
     """Return the rows whose key columns equal the point's values, compared as text."""
-    equal = [frame[name] == _text(value) for name, value in point.items()]
+    equal = [frame[name].to_numpy() == _text(value) for name, value in point.items()]
     return frame[np.logical_and.reduce(equal)]
 
 

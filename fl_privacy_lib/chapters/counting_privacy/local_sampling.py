@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
 from fl_privacy_lib._checks import positive, whole_number
@@ -108,7 +107,7 @@ def _delta(epsilon: float, law: Floats, shifts: Floats) -> float:
     """Return δ(ε) of a mixture of shifted normals against one that is not shifted, exactly."""
 
     def loss(x: float) -> float:  # rises with x
-        return float(logsumexp(shifts * x - shifts**2 / 2, b=law)) - epsilon
+        return float(np.logaddexp.reduce(np.log(law) + shifts * (x - shifts / 2))) - epsilon
 
     if loss(40.0) <= 0:
         return 0.0

@@ -24,7 +24,7 @@ from fl_privacy_lib.chapters.fedsel.statements import statement_rows
 from fl_privacy_lib.chapters.fedsel.training import Training
 from fl_privacy_lib.data import available
 from fl_privacy_lib.defenses.perturbation import Flat, Piecewise
-from fl_privacy_lib.defenses.selection import PerturbedEncoding, RandomChoice
+from fl_privacy_lib.defenses.selection import PerturbedEncoding, PerturbedSampling, RandomChoice
 from fl_privacy_lib.defenses.two_stage import Perturbed, TwoStage
 from fl_privacy_lib.reproduction import experiment, loading
 from fl_privacy_lib.reproduction.paths import ROOT, data_root

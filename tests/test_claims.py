@@ -1,5 +1,7 @@
 """The ledger: its form, joined cells, and verdicts that follow from rows and can fail."""
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -324,16 +326,21 @@ def test_what_a_paper_leaves_out_leaves_a_claim_undecided(tmp_path):
     assert unfair.status == "undecided" and unfair.note.startswith("the attack was not tuned")
 
 
+@functools.cache
+def verdicts():
+    """Return every claim of the ledger with its verdict; both take a while."""
+    return [(claim, claims.verdict(claim)) for claim in claims.load_claims()]
+
+
 def test_every_claim_that_does_not_hold_says_why():
-    for claim in claims.load_claims():
-        outcome = claims.verdict(claim)
+    for claim, outcome in verdicts():
         if outcome.status in ("not reproduced", "undecided", "refuted"):
             assert outcome.note, claim["id"]
 
 
 def test_a_reduced_setting_is_one_of_sizes_and_not_of_the_reading():
-    for claim in claims.load_claims():
-        if claims.verdict(claim).status == "reduced setting":
+    for claim, outcome in verdicts():
+        if outcome.status == "reduced setting":
             rows = measured(claim["table"])
             rows = rows[rows["at_setting"].astype(bool)]
             assert comparison.select(rows, claim.get("rows", {})).empty, claim["id"]
@@ -518,10 +525,9 @@ def test_a_cell_without_a_published_value_stands_alone(tmp_path):
 
 
 def test_the_ledger_is_well_formed_and_every_status_is_a_known_word():
-    entries = claims.load_claims()
-    assert entries
-    for claim in entries:
-        assert claims.verdict(claim).status in Status
+    assert verdicts()
+    for claim, outcome in verdicts():
+        assert outcome.status in Status
         for field in ("id", "paper", "where", "chapter", "statement"):
             assert claim[field]
 

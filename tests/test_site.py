@@ -203,7 +203,7 @@ def axe_core(folder):
 
 
 AXE = "only => axe.run(document, {resultTypes: ['violations'], ...(only && {runOnly: only})})"
-SEEN = ["color-contrast", "target-size", "scrollable-region-focusable"]
+SEEN = ["color-contrast", "scrollable-region-focusable"]
 """The rules of axe that depend on a theme or a width; the others need one visit."""
 BROKEN = "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
 

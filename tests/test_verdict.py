@@ -7,6 +7,7 @@ import functools
 import json
 import re
 
+import claim_rows
 import claims as claims_page
 import pandas as pd
 import pytest
@@ -239,12 +240,12 @@ def code_of(path):
                 ast.unparse(default).isupper()
                 for default in getattr(node, "args", ast.arguments(defaults=[])).defaults
             ):
-                defined.append(ast.unparse(node))
+                defined.append(compile(ast.unparse(node), path.name, "exec"))
     draws = [source for source in sources if re.search(DRAWS, source)]
     # what ties this run to the records cannot hold where nothing ran
     tied = re.compile(r"^assert .*this run and the records.*\n", re.M)
     draws = [tied.sub("", source) for source in draws]
-    return defined, draws
+    return defined, [(source, compile(source, path.name, "exec")) for source in draws]
 
 
 @pytest.fixture
@@ -273,6 +274,10 @@ def pages(monkeypatch):
         drawn.clear()
         for function in readers:
             monkeypatch.setattr(function, "__defaults__", (*function.__defaults__[:-1], folder))
+        ledger = {entry["id"]: entry for entry in claims.load_claims()}
+        once = functools.cache(lambda name: claims.verdict(ledger[name]))
+        for module in (tables, claim_rows):  # all ask for the same verdicts
+            monkeypatch.setattr(module, "verdict", lambda entry: once(entry["id"]))
         glued = {}
         for path in NOTEBOOKS:
             definitions, cells = code_of(path)
@@ -281,11 +286,11 @@ def pages(monkeypatch):
                 with contextlib.suppress(NameError):  # a constant that rests on this run
                     exec(statement, page)
             page["glue"] = lambda name, text, path=path: glued.update({(path.stem[:2], name): text})
-            for cell in cells:
-                shows = f'"{only}"' in cell or (
-                    only in adaptive_rows.SOURCES and "table_3()" in cell
+            for source, cell in cells:
+                shows = f'"{only}"' in source or (
+                    only in adaptive_rows.SOURCES and "table_3()" in source
                 )
-                if not only or (shows and "claims_table" not in cell):
+                if not only or (shows and "claims_table" not in source):
                     exec(cell, page)
         return list(drawn), glued
 
@@ -368,7 +373,8 @@ def test_with_the_records_as_they_are_the_pages_show_every_status(pages):
         and glued["05", "by_reading"].count(" of ") == 3
     )
     published = {table for table in TABLES if has_published(table)}
-    shown = {t for path in NOTEBOOKS for t in published if f'"{t}"' in "".join(code_of(path)[1])}
+    sources = "".join(source for path in NOTEBOOKS for source, _ in code_of(path)[1])
+    shown = {t for t in published if f'"{t}"' in sources}
     # Table 3 is drawn whole by chapter 02's own module, from its two records; chapter 09 draws the
     # panels of Table III in one table, without a status
     panels = {f"compensation/table_3{panel}" for panel in "abce"}

@@ -4,6 +4,7 @@
 its test (`checks`) finds in the records is gathered here; `verdict` decides what that amounts to.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +29,14 @@ from fl_privacy_lib.reproduction.verdict import (
     Verdict,
     at_setting,
     decide,
+    listed,
     published_setting,
     trial_of,
 )
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
+_parsed = functools.cache(  # libyaml, where it is there, is ten times as fast
+    functools.partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+)
 FIELDS = set(
     "id paper where kind chapter statement table rows test setting refutation why because lost "
     "unfair tried headline section".split()
@@ -42,7 +46,7 @@ KINDS = ("table", "figure", "proposition", "claim", "finding")
 
 def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
     """Return the ledger's entries, checked for form."""
-    entries = yaml.load(path.read_text(), Loader=LOADER)
+    entries = _parsed(path.read_text())
     seen: set[str] = set()
     for entry in entries:
         name = entry.get("id", "?")
@@ -95,7 +99,7 @@ def deciding(ledger: Iterable[dict[str, Any]], cell: dict[str, Any] | None) -> s
     """
     near = [
         (
-            len(select(pd.DataFrame([cell["key"]]), e.get("rows", {}))),
+            all(cell["key"].get(c) in listed(w) for c, w in e.get("rows", {}).items()),
             e.get("lost", e.get("unfair")),
         )
         for e in ledger
@@ -125,8 +129,11 @@ def verdict(entry: dict[str, Any], folder: Path = MEASURED) -> Verdict:
     counter: list[Outcome] = []
     refutation = entry.get("refutation", {})
     if len(full) and refutation:
-        rest = select(frame[frame["at_setting"].astype(bool)], refutation["rows"])
-        counter = check(refutation["test"], table, rest)
+        counter = check(
+            refutation["test"],
+            table,
+            select(frame[frame["at_setting"].astype(bool)], refutation["rows"]),
+        )
     lost = entry.get("lost", entry.get("unfair", ""))
     if not outcomes and entry["test"]["check"] in PRINTED:
         lost = ""  # a table of which no cell is recorded has not run, whatever it leaves out

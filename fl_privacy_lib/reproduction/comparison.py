@@ -17,6 +17,7 @@ from fl_privacy_lib.reproduction.verdict import (
     at_setting,
     design_effect,
     learns,
+    listed,
     published_setting,
     trial_of,
     why_unfair,
@@ -97,10 +98,9 @@ def _read(path: Path, changed: int) -> pd.DataFrame:  # many claims rest on one 
 def select(frame: pd.DataFrame, rows: dict[str, Any]) -> pd.DataFrame:
     """Return the rows whose columns have the given value, or one of the given list of values."""
     for column, wanted in rows.items():
-        allowed = [str(w) for w in (wanted if isinstance(wanted, list) else [wanted])]
         if column not in frame:
             return frame.iloc[:0]
-        frame = frame[frame[column].isin(allowed)]
+        frame = frame[frame[column].isin(listed(wanted))]
     return frame
 
 

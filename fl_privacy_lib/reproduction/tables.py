@@ -269,8 +269,9 @@ def summary_table() -> Table:
     )
     papers = [p for p in dict.fromkeys(paper for paper, _ in counts) if p != "our findings"]
     rows = [[paper, *(counts[paper, status] for status in Status)] for paper in papers]
-    total = (sum(counts[paper, status] for paper in papers) for status in Status)
-    rows.append(["all claims", *total])
+    rows.append(
+        ["all claims", *(sum(counts[paper, status] for paper in papers) for status in Status)]
+    )
     rows.append(["our findings", *(counts["our findings", status] for status in Status)])
     return Table(["paper", *Status], rows)
 

@@ -165,7 +165,12 @@ def _meets(rows: pd.DataFrame, column: str, wanted: Any) -> "pd.Series[bool]":
     if isinstance(wanted, dict):
         keys = rows[wanted.get("by", "dataset")]
         return rows[column] == keys.map(lambda key: str(wanted.get(key)))
-    return rows[column].isin([str(w) for w in (wanted if isinstance(wanted, list) else [wanted])])
+    return rows[column].isin(listed(wanted))
+
+
+def listed(wanted: Any) -> list[str]:
+    """Return the values that a column may have, as a record spells them."""
+    return [str(w) for w in (wanted if isinstance(wanted, list) else [wanted])]
 
 
 # ---- the fair trial -------------------------------------------------------------------------

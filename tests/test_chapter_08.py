@@ -313,7 +313,7 @@ def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
     """Every value that a claim filters rows by is in the grid: a misspelt one is never measured."""
     from fl_privacy_lib.reproduction.claims import load_claims
     from fl_privacy_lib.reproduction.records import _text
-    from fl_privacy_lib.reproduction.verdict import published_setting
+    from fl_privacy_lib.reproduction.verdict import listed, published_setting
 
     columns = {
         table: {name: {_text(cell.key[name]) for cell in cells} for name in cells[0].key}
@@ -331,7 +331,7 @@ def test_a_recorded_row_can_be_read_as_its_claims_read_it(grid):
         filters = [entry.get("rows", {}), test.get("rows", {}), test.get("than", {})]
         assert set(published_setting(entry["table"])) <= {*there, "profile"}, entry["id"]
         for name, wanted in itertools.chain.from_iterable(f.items() for f in filters):
-            values = {str(w) for w in (wanted if isinstance(wanted, list) else [wanted])}
+            values = set(listed(wanted))
             assert values <= there[name], (entry["id"], name, values - there[name])
         assert set(test.get("on", [])) <= set(there), entry["id"]
 

@@ -37,7 +37,7 @@ from fl_privacy_lib.reproduction.experiments.watching import (
     has_diverged,
 )
 from fl_privacy_lib.reproduction.published import load_published
-from fl_privacy_lib.reproduction.verdict import published_setting
+from fl_privacy_lib.reproduction.verdict import listed, published_setting
 
 CPU = torch.device("cpu")
 record = functools.partial(experiment.record, run.EXPERIMENT)
@@ -584,10 +584,9 @@ def test_the_ledgers_tests_can_be_computed_from_what_is_recorded():
         test = entry["test"]
         for wanted in (entry.get("rows", {}), test.get("rows", {}), test.get("than", {})):
             for column, values in wanted.items():
-                values = values if isinstance(values, list) else [values]
                 if column == "local_lr":  # a rate that a search chooses
                     continue
-                assert {str(v) for v in values} <= set(rows[column]), (entry["id"], column)
+                assert set(listed(values)) <= set(rows[column]), (entry["id"], column)
         assert set(test.get("on", [])) | set(published_setting(entry["table"])) <= set(
             rows.columns
         ), entry["id"]

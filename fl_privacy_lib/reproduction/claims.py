@@ -45,7 +45,7 @@ KINDS = ("table", "figure", "proposition", "claim", "finding")
 
 
 def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
-    """Return the ledger's entries, checked for form."""
+    """Return the ledger's entries, checked for form: the same ones each time, to be read only."""
     entries = _parsed(path.read_text())
     seen: set[str] = set()
     for entry in entries:

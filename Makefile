@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m fl_privacy_lib
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book run lab params record test lint bench gpu-check serve summary times clean
+.PHONY: help setup book run lab params record test test-long lint bench gpu-check serve summary times clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -56,8 +56,13 @@ lab: setup ## open a copy of a chapter of your own, in runs/, in JupyterLab: NB=
 record: setup ## record what a chapter's records lack into results/measured: NB=01 [PROFILE=full]
 	@$(RUN) record $(NB) --profile $(if $(filter command line,$(origin PROFILE)),$(PROFILE),full) $(P)
 
-test: setup ## run the tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test: setup ## run the tests (10 minutes)
+	@$(TESTS) -m "not long and not cuda"
+
+test-long: setup ## run the long tests: the built book in a browser, attacks, machines (20 minutes)
+	@$(TESTS) -m "long and not cuda"
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/mypy

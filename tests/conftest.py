@@ -19,8 +19,14 @@ from fl_privacy_lib.reproduction import book
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(items):
-    """Put the longest module first: of two processes, the other has all the rest meanwhile."""
+    """Mark what needs the built book as long; put the longest module first, as one process runs it
+    while the other has all the rest.
+    """
+    for item in items:
+        if "site" in item.fixturenames:
+            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.path.name != "test_site.py")
 
 

@@ -217,6 +217,7 @@ def test_pld_of_one_sampled_step_is_the_amplified_gaussian(relation, rate, noise
     assert found >= exact * (1 - 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rate", "noise", "uses"),
     [
@@ -286,6 +287,7 @@ def test_replacement_curve_is_a_possible_one():
 # ---- the other direction -------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accountant", [name for name in ACCOUNTANTS if name != "gdp"])
 def test_noise_for_an_epsilon_inverts_the_accountant(accountant):
     def plan(noise):

@@ -129,6 +129,7 @@ def test_unsampled_releases_are_exact_and_monotone(noise, uses, delta):
     assert exact(low, uses) <= spend(run, "rdp", delta).epsilon * SLACK
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "accountant", ["base", "advanced", "optimal", "zcdp", "moments_accountant", "rdp"]
 )

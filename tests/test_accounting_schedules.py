@@ -139,6 +139,7 @@ def tight_epsilon(multipliers, rate):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["linear", "exponential", "bound falls"])
 def test_the_proved_epsilon_lies_between_that_of_the_noise_and_of_a_little_less(kind):
     if kind == "bound falls":

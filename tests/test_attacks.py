@@ -174,6 +174,7 @@ def test_an_undefended_example_is_reconstructed():
     assert ((found.iterations >= 1) & (found.iterations <= 60)).all()
 
 
+@pytest.mark.long
 def test_one_victim_alone_in_plain_autograd_fares_the_same():
     found, truth = plain_attack()
     seen, *_ = observe(non_private())
@@ -202,6 +203,7 @@ def test_where_nothing_can_be_found_both_diverge():
     assert not successes(found, truth[:, :1]).any()
 
 
+@pytest.mark.long
 def test_only_the_clip_aware_attacker_sees_through_clipping():
     seen, truth, _ = observe(fed_cdp("batch", clip_norm=0.5, noise_scale=6.0))
     aware = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=40, clip_aware=True))
@@ -210,6 +212,7 @@ def test_only_the_clip_aware_attacker_sees_through_clipping():
     assert successes(naive, truth[:, :1]).sum() <= 1
 
 
+@pytest.mark.long
 def test_an_update_of_two_images_is_reconstructed_in_any_order():
     seen, truth, labels = observe(non_private(), "update", victims=4, batch=2)
     assert all(len(set(pair.tolist())) == 2 for pair in labels)
@@ -220,6 +223,7 @@ def test_an_update_of_two_images_is_reconstructed_in_any_order():
     assert successes(found, truth).sum() >= 2
 
 
+@pytest.mark.long
 def test_clipped_updates_are_reconstructed_by_who_knows_of_the_clip():
     seen, truth, _ = observe(fed_sdp("server", clip_norm=0.05, noise_scale=0.0), "received")
     aware = reconstruct(lenet(), seen, SHAPE, Attack(max_iterations=40, clip_aware=True))

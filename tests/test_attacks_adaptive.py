@@ -25,6 +25,7 @@ from fl_privacy_lib.models import build, parameters_of
 # are asked for.
 
 
+@pytest.mark.long
 def test_a_cosine_for_each_tensor_sees_through_clipping_without_knowing_the_bound():
     seen, truth, _ = observe(fed_cdp("batch", clip_norm=0.2))
     aware = reconstruct(lenet(), seen, SHAPE, Attack(objective="layer_cosine", max_iterations=60))
@@ -39,6 +40,7 @@ def test_one_cosine_sees_through_a_clip_of_the_whole_gradient():
     assert successes(aware, truth).sum() >= 4
 
 
+@pytest.mark.long
 def test_who_leaves_out_the_zeros_sees_through_pruning():
     seen, truth, _ = observe(pruned(0.7, at="per_example"))
     aware = reconstruct(lenet(), seen, SHAPE, Attack(mask="zeros", max_iterations=80))
@@ -47,6 +49,7 @@ def test_who_leaves_out_the_zeros_sees_through_pruning():
     assert successes(naive, truth).sum() <= 1
 
 
+@pytest.mark.long
 def test_several_observations_say_more_than_one():
     noise = random_noise(0.02, "gaussian", at="per_example")
     once, truth, _ = observe(noise, rounds=1, victims=2)
@@ -60,6 +63,7 @@ def test_several_observations_say_more_than_one():
     assert errors[1] < errors[0] / 1.5
 
 
+@pytest.mark.long
 def test_a_prior_on_smooth_images_helps_against_noise():
     seen, truth, _ = observe(random_noise(0.02, "gaussian", at="per_example"))
     errors = [

@@ -110,6 +110,7 @@ def test_a_stall_is_what_the_window_and_the_fraction_say(double):
     assert stops == [6, 10, 7, 3, 4, 10]  # not only right after the window, and not always
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0])
 @pytest.mark.parametrize("optimiser", ["lbfgs", "adam"])
 def test_a_gradient_that_says_nothing_is_counted_and_spoils_nobody(optimiser, poison):
@@ -143,6 +144,7 @@ class Cliff(nn.Module):
         return self.bias * torch.sqrt(x.flatten(1).sum(1, keepdim=True) + 6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("neighbour", [0.0, math.nan])
 def test_a_fresh_start_does_not_depend_on_the_restarts_of_others(neighbour):
     model, labels = Cliff(), torch.tensor([[1], [1]])

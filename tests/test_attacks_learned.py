@@ -83,6 +83,7 @@ def test_without_noise_it_beats_the_guesses(defense):
         assert stats.ttest_rel(error(guess, truth), found, alternative="greater").pvalue < 1e-6
 
 
+@pytest.mark.long
 def test_pure_noise_leaves_it_the_mean_image():
     defense = fed_cdp("example", clip_norm=1.0, noise_scale=1000.0)
     seen, truth = observe(defense)
@@ -99,6 +100,7 @@ def test_pure_noise_leaves_it_the_mean_image():
     )  # and it is not fooled by the noise that it has learned by heart
 
 
+@pytest.mark.long
 def test_more_noise_less_image():
     errors = []
     for std in (0.0, 0.1, 10.0):

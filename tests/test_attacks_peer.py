@@ -80,6 +80,7 @@ def plain_grad_inversion(target, label, seed, steps):
     return best[1].clamp(0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("joint", [True, False])
 def test_dlg_and_idlg_succeed_as_often_as_plain_ones(joint):
     seen, truth, labels = observe(non_private(), victims=VICTIMS)
@@ -96,6 +97,7 @@ def test_dlg_and_idlg_succeed_as_often_as_plain_ones(joint):
     assert torch.equal(found.labels[right], labels[right])
 
 
+@pytest.mark.long
 def test_grad_inversion_succeeds_as_often_as_a_plain_one():
     seen, truth, labels = observe(non_private(), victims=VICTIMS)
     attack = replace(PUBLISHED["grad_inversion"], max_iterations=24, stall=(24, 0.0))

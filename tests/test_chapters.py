@@ -116,9 +116,21 @@ def test_there_are_exercises_with_solutions_apart(path):
     assert "raise NotImplementedError" in code and "def check_" in code
 
 
+SKIPPED = r"^(`{3,}|:{3,})\{(?!admonition|exercise|note|prf|solution|dropdown|tip|warning).*?^\1$"
+
+
+def without_code(text):
+    """Return a page's Markdown without code and without directives other than those with prose.
+
+    Only a block with a language is code: a bare fence may be the end of a directive.
+    """
+    text = re.sub(SKIPPED, "", text, flags=re.M | re.S)
+    return re.sub(r"^```(?:python|bash|text|console)$.*?^```$", "", text, flags=re.M | re.S)
+
+
 def typed_decimals(text):
     """Return Markdown's decimals outside code, formulas, glued values, links and options."""
-    text = re.sub(r"^```+\{?(?!exercise|admonition|note).*?^```+$", "", text, flags=re.M | re.S)
+    text = re.sub(r"^`{3,}.*$", "", without_code(text), flags=re.M)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.S)
     text = re.sub(
         r"\{[a-z:]+\}`[^`]*`|``[^`]*``|`[^`]*`|\$[^$]*\$|\]\([^)]*\)|CC BY[- ][A-Z-]*\s?4\.0",
@@ -139,24 +151,21 @@ def test_no_measured_number_is_typed(path):
     assert not typed_decimals(text)
 
 
-SKIPPED = r"^(`{3,}|:{3,})\{(?!admonition|exercise|note|prf|solution|dropdown|tip|warning).*?^\1$"
-
-
 def sentences(text):
     """Return the sentences of a page's Markdown, without tables, code and directives.
 
     A glued value counts as one word, and so does a formula.
     """
-    text = re.sub(SKIPPED, "", text, flags=re.M | re.S)
-    text = re.sub(r"^```(?:python|bash|text|console)?$.*?^```$", "", text, flags=re.M | re.S)
-    text = re.sub(r"\$\$.*?\$\$", " formula ", text, flags=re.S)
-    text = re.sub(r"\$[^$]*\$", "formula", text)
-    text = re.sub(r"\{glue:text\}`[^`]*`", "value", text)
-    text = re.sub(r"\{[a-z:]+\}`([^`<]*?)(\s*<[^`]*>)?`", r"\1", text)
-    text = re.sub(r"``[^`]*``|`[^`]*`", "code", text)
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = without_code(text)
     marks = re.compile(r"\s*(\||#|:[a-z-]+:|`{3,}|:{3,}|\(.*\)=$)")
     text = "\n".join("" if marks.match(line) else line for line in text.splitlines())
+    text = re.sub(r"\$\$.*?\$\$", " Formula ", text, flags=re.S)
+    text = re.sub(r"\$[^$]*\$", "Formula", text)
+    text = re.sub(r"\{glue:text\}`[^`]*`", "Value", text)
+    roles = re.compile(r"\{[a-z:]+\}`([^`<]*?)(\s*<[^`]*>)?`")
+    text = roles.sub(lambda role: role[1][:1].upper() + role[1][1:], text)
+    text = re.sub(r"``[^`]*``|`[^`]*`", "Code", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[*+-]|\d+\.) )", text):
         yield from re.split(r"(?<=[.!?])[\"')*_]*\s+(?=[^a-z])", " ".join(paragraph.split()))
 
@@ -180,6 +189,8 @@ def test_the_finder_of_long_sentences_finds_them():
     assert too_long("A word " * 36 + "ends. And a short one.")
     assert not too_long("A word. " * 40)
     assert not too_long("| a | table |\n" * 40)
+    inside = "```{solution} ex-a\n:label: sol-a\n\n" + "A word " * 36 + "ends.\n```\n"
+    assert len(too_long(inside * 2 + "```python\n" + "code " * 40 + "\n```\n")) == 2
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda p: p.stem)

@@ -417,6 +417,7 @@ def test_an_unknown_part_is_named_beside_the_nearest(tmp_path):
         experiment.record(run.EXPERIMENT, ThreatTypes(), "fed_cdp/table7", tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_recording_leaves_a_whole_record(tmp_path):
     code = (
         "import sys; from pathlib import Path; from fl_privacy_lib.reproduction import experiment;"
@@ -492,6 +493,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stop", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_pool_says_one_sentence(stop, status, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)

@@ -118,6 +118,7 @@ def test_the_stream_is_pinned():
     assert hashlib.blake2b(stream(3, 32 * 1000).tobytes(), digest_size=8).hexdigest() == PINNED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [4, 8, 16])
 def test_every_vector_width_has_the_same_stream_and_the_same_updates(width):
     """Width 4 is for ARM and CPUs without AVX2, width 8 for AVX2; LLVM splits wider vectors."""

@@ -395,6 +395,7 @@ class Dying:
         return values
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -469,6 +470,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_processes_of_torchrun_are_workers(tmp_path):
     out = str(tmp_path / "weights")
     script = tmp_path / "script.py"

@@ -99,6 +99,7 @@ def solution(number, name):
     return next(block for block in blocks if f"def {name}(" in block)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "name"), list(exercises()), ids=lambda value: value)
 def test_an_exercise_is_solved_by_its_solution_and_by_nothing_else(
     number, name, namespace_of, capsys

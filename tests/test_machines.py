@@ -62,6 +62,7 @@ def equal(one, other):
     return digest(tables[0]) == digest(tables[1]) and same(one["weights"], other["weights"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scene", ["right", "resumed", "resumed beside a stale file", "right again"]
 )
@@ -140,6 +141,7 @@ def script_of_the_page():
     return block
 
 
+@pytest.mark.long
 def test_the_page_s_script_gives_the_same_weights_with_torchrun_and_without(tmp_path):
     weights = []
     for way in ("alone", "torchrun"):
@@ -202,6 +204,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", ["ctrl_c", "kill"])
 def test_whatever_ends_the_first_process_ends_every_worker(tmp_path, stop):
     (tmp_path / "slow.py").write_text(SLOW)

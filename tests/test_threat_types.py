@@ -94,6 +94,7 @@ def test_the_summary_averages_images_and_spreads_over_seeds():
     assert table["success_by_50"]["mean"] == 0.25 and table["stalled_fraction"]["mean"] == 0.5
 
 
+@pytest.mark.long
 def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
     """The quick profile's promise of 90 %, asked of twice its victims: 3 of 32 may be missed."""
     data = load("mnist", data_root, decoded_cache())
@@ -103,6 +104,7 @@ def test_type_2_on_mnist_succeeds_without_a_defence(data_root):
     assert EXPERIMENT.run(replace(point, victims=32), CPU)["success"].mean() >= 0.9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threat", ["type_2", "type_0_1"])
 def test_recorded_rows_come_out_again(data_root, threat):
     """A stratified sample of the records comes within 3 standard errors with other victims."""

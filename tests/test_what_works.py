@@ -224,6 +224,7 @@ SAMPLED = [
 """Every recorded point whose ε comes from drawing, with N; other numbers of clients are alike."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point, examples", SAMPLED)
 def test_proved_epsilon_agrees_with_two_peers(point, examples):
     opacus = pytest.importorskip("opacus.accountants")

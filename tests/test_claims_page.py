@@ -65,15 +65,16 @@ def test_links_lead_to_anchors_pages_and_records():
 
 
 def test_every_command_names_what_its_chapter_records():
+    tables_of = functools.cache(
+        lambda kind: {p.table for p in experiment(kind).parts(kind.of_profile("full"), MEASURED)}
+    )
     for claim in claims():
         if "table" in claim.entry:
             words = re.fullmatch(
                 r'make record NB=(\d\d) P="--only (\S+)"',
                 claim_tables.command(claim.entry["table"]),
             )
-            kind = CHAPTERS[words[1]]
-            parts = experiment(kind).parts(kind.of_profile("full"), MEASURED)
-            assert words[2] in {part.table for part in parts}, claim.id
+            assert words[2] in tables_of(CHAPTERS[words[1]]), claim.id
 
 
 def test_make_hands_the_part_on():

@@ -445,6 +445,7 @@ def test_a_killed_recording_leaves_a_whole_record(tmp_path):
     assert len(recorded_rows(path, threat_types.record_key(points[0]))) > 0
 
 
+@pytest.mark.long
 def test_a_notebook_that_stops_leaves_no_finished_file(tmp_path, monkeypatch):
     settings = ThreatTypes(dataset="npz:/nowhere/none.npz", batch_dataset="same")
     target = tmp_path / "01.ipynb"

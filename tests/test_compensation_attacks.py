@@ -123,6 +123,7 @@ def test_psnr_is_scikit_images():
     assert psnr(mse(other, one)) == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_a_slice_aware_attack_recovers_what_a_naive_one_does_not():
     base = {"victims": 1, "seeds": 1, "max_iterations": 16, "root_dataset_size": 4}
     cells = {arm: grid.leak(FULL, "digits", "dga", arm=arm, **base)

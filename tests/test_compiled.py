@@ -249,6 +249,7 @@ def test_any_vector_and_any_number_of_classes(features, classes, batch):
     agrees(("mlp", (features,), classes), plan_of(1, batch_size=batch), without_noise(0.1, "all"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mnist", "adult"])
 def test_the_bits_depend_neither_on_the_chunk_nor_on_the_workers(name):
     parts, plan, taps = (

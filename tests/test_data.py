@@ -56,6 +56,7 @@ def test_mnist(real, data_root):
     assert np.rint(both * 255).astype(np.uint8).tobytes() == raw
 
 
+@pytest.mark.long
 def test_cifar10(real):
     data = real("cifar10")
     check_form(data)

@@ -359,6 +359,7 @@ def test_stages_of_one_s_own_see_norms_and_examples():
     assert oracles.relative_distance(update_of(model, fast), update_of(model, slow)) <= 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "defense", [fed_cdp(clip_norm=0.5), STATELESS, fed_sdp()], ids=lambda d: d.name
 )

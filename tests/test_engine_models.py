@@ -188,6 +188,7 @@ def test_what_can_be_taken_has_the_naive_gradients(model, shape):
     assert oracles.relative_distance(update, naive_update(model, train, partition, plan)) <= 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["auto", "generic"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_update_counts_for_the_same_share(engine, workers):

@@ -72,6 +72,7 @@ def test_every_process_ends_with_the_bits_of_one(outcomes, alone, scene, rank):
     assert equal(outcomes[rank][scene], alone), outcomes[rank][scene]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "part", ["plan", "defence", "training data", "partition", "initial weights", "taps", "engine"]
 )
@@ -233,6 +234,7 @@ def test_no_worker_is_started_that_would_have_no_client(monkeypatch):
     assert started_with == [2]
 
 
+@pytest.mark.long
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     unguarded = SLOW.replace('if __name__ == "__main__":', "if True:")
     assert unguarded != SLOW

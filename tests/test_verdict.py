@@ -405,6 +405,7 @@ def test_no_page_ledger_or_readme_counts_a_reduced_row(pages, tmp_path):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", [t for t in TABLES if has_published(t)])
 def test_a_page_s_badges_go_with_one_table(table, pages, tmp_path):
     reduced(table, tmp_path)

@@ -45,7 +45,7 @@ KINDS = ("table", "figure", "proposition", "claim", "finding")
 
 
 def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
-    """Return the ledger's entries, checked for form: the same ones each time, to be read only."""
+    """Return the ledger's entries, checked for form; what a caller changes in one stays its own."""
     entries = _parsed(path.read_text())
     seen: set[str] = set()
     for entry in entries:
@@ -65,7 +65,7 @@ def load_claims(path: Path = RESULTS / "claims.yml") -> list[dict[str, Any]]:
             raise InputError(
                 f"claim {name} has neither a test nor a reason why it is not run: give one."
             )
-    return entries
+    return [dict(entry) for entry in entries]
 
 
 def judge(compared: Iterable[Comparison], lost: str = "") -> Verdict:

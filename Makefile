@@ -61,7 +61,7 @@ TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loa
 test: setup ## run the tests (10 minutes)
 	@$(TESTS) -m "not long and not cuda"
 
-test-long: setup ## run the long tests: the built book in a browser, attacks, machines (20 minutes)
+test-long: setup ## run the long tests: the built book in a browser, attacks, machines (20 to 30 minutes)
 	@$(TESTS) -m "long and not cuda"
 
 lint: setup ## ruff and mypy

@@ -143,6 +143,10 @@ def typed_decimals(text):
 def test_the_finder_of_typed_decimals_finds_them():
     assert typed_decimals("it reached 0.93 accuracy") == ["0.93"]
     assert typed_decimals("`0.93` $0.93$ {glue:text}`a:0.93` v1.2.3 CC BY 4.0") == []
+    assert typed_decimals("```{solution} ex-a\n0.93\n```\n\n```python\n0.94\n```\n0.95") == [
+        "0.93",
+        "0.95",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda p: p.stem)

@@ -37,8 +37,7 @@ def positive(**values: float) -> None:
 def in_range(low: float, high: float, **values: float) -> None:
     """Raise `InputError` unless every value lies in [low, high] (NaN never does)."""
     for name, value in values.items():
-        if not low <= value <= high:
-            raise InputError(f"{name} = {value} must lie between {low} and {high}.")
+        refuse({f"{name} = {value} must lie between {low} and {high}.": not low <= value <= high})
 
 
 def one_of(allowed: Iterable[str], **values: str) -> None:

@@ -88,7 +88,7 @@ class Plan:
       Poisson-subsampled mechanism of rate B / n. The L iterations of a participation all happen or
       none does, so L T events of rate (K_t / K)(B / n) are again an approximation.
 
-    A client that holds one example several times (`fl_privacy_lib.data.Partition.repeats`) uses it
+    A client that holds one example several times (`fl_privacy_lib.data.Partition.kinds`) uses it
     that many times more often, and each of its holders adds its own participations.
 
     Examples

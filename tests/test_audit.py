@@ -200,6 +200,55 @@ def test_participations_of_whole_epochs_against_all_orders(clients, taking, roun
     assert audit.participations(plan, holders) == pytest.approx(count / count.sum(), abs=1e-12)
 
 
+@pytest.mark.parametrize("costs", [(9, 1, 1), (4, 4, 1), (2, 1)])
+def test_what_holders_spend_against_all_draws(costs):
+    clients, taking, rounds = 4, 2, 2
+    draws = [sum(costs[c] for c in one if c < len(costs))
+             for one in itertools.combinations(range(clients), taking)]  # fmt: skip
+    count = np.zeros(sum(costs) * rounds + 1)
+    for spent in itertools.product(draws, repeat=rounds):
+        count[sum(spent)] += 1
+    plan = Plan(clients, taking, rounds, 1, 1, local_lr=0.1)
+    found = audit.participations(plan, len(costs), costs)
+    assert found == pytest.approx(count / count.sum(), abs=1e-12)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 3), st.floats(0.1, 0.9))
+@settings(max_examples=40, deadline=None)
+def test_what_holders_spend_under_poisson_against_all_sets(costs, rounds, rate):
+    count = np.zeros(sum(costs) * rounds + 1)
+    for takes in itertools.product((0, 1), repeat=len(costs) * rounds):
+        chance = math.prod(rate if t else 1 - rate for t in takes)
+        count[sum(t * c for t, c in zip(takes, costs * rounds, strict=True))] += chance
+    plan = Plan(1000, 1, rounds, 1, 1, "poisson", local_lr=0.1)
+    plan = replace(plan, participants=round(1000 * rate))
+    exact = audit.participations(plan, len(costs), costs)
+    assert exact.sum() == pytest.approx(1)
+    assert exact @ np.arange(exact.size) == pytest.approx(rounds * plan.client_rate * sum(costs))
+    if plan.client_rate == rate:
+        assert exact == pytest.approx(count, abs=1e-12)
+
+
+def test_an_example_that_lies_unevenly_is_proved_by_its_own_copies():
+    """Removing (3, 1, 1) moves what three holders send; three threefold ones would send more."""
+    plan = Plan(20, 4, 10, 2, 5, local_lr=0.1)
+    even = Holding(100, 10, 1, 3, 3, 10)
+    uneven = replace(even, kinds=((3, 1, 1), (2, 2, 1)))
+
+    def proved(holding):
+        return audit.statement(fed_cdp("batch", noise_scale=2.0), plan, holding, delta=1e-5).proved
+
+    mu = 1 / 2.0  # C over the noise on the sum of a batch
+    costs = {(3, 1, 1): (9, 1, 1), (2, 2, 1): (4, 4, 1)}
+    expected = max(
+        audit.mixture_epsilon(audit.participations(plan, 3, cost), mu, 1e-5)
+        for cost in costs.values()
+    )
+    assert proved(uneven).epsilon == pytest.approx(expected, rel=1e-9)
+    assert proved(uneven).epsilon < proved(even).epsilon / 1.5
+    assert proved(replace(even, kinds=((3, 3, 3),))) == proved(even)
+
+
 @given(
     st.integers(1, 30),
     st.integers(1, 6),
@@ -479,7 +528,7 @@ def test_hidden_participation_is_one_event_a_round():
 
 def test_holding_of_a_partition():
     two = Partition("by hand", (np.array([0, 1, 1]), np.array([1, 2])), 4)
-    assert Holding.of(two, 3) == Holding(4, 2, 3, 2, 2, 3)
+    assert Holding.of(two, 3) == Holding(4, 2, 3, 2, 2, 3, ((2, 1), (1,)))
     assert Holding.of(full_copies(10, 7), 1).holders == 7
 
 

@@ -13,11 +13,10 @@ labels_of_any_kind = st.lists(st.integers(0, 6), min_size=1, max_size=60).map(np
 seeds = st.integers(0, 2**32 - 1)
 
 
-def naive_holders(split: Partition) -> list[int]:
-    return [
-        sum(example in set(held.tolist()) for held in split.indices)
-        for example in range(split.examples)
-    ]
+def holders(split: Partition) -> np.ndarray:
+    """How many clients hold each example, [examples]."""
+    held = np.concatenate([np.unique(positions) for positions in split.indices])
+    return np.bincount(held, minlength=split.examples)
 
 
 def times_given(split: Partition) -> np.ndarray:
@@ -40,8 +39,8 @@ def test_counts_agree_with_naive_loops(data):
     split = Partition("any", tuple(np.array(h) for h in held), n)
     assert split.clients == len(held)
     assert split.sizes.tolist() == [len(h) for h in held]
-    assert split.holders().tolist() == naive_holders(split)
-    assert split.repeats().tolist() == [max(h.count(example) for h in held) for example in range(n)]
+    counts = ([h.count(example) for h in held] for example in set().union(*held))
+    assert split.kinds() == {tuple(sorted(filter(None, c), reverse=True)) for c in counts}
 
 
 @pytest.mark.parametrize(
@@ -66,9 +65,9 @@ def test_two_shards_laws(labels, clients, half, seed):
     copies = -(-clients * size // len(labels))
     assert split.sizes.tolist() == [size] * clients
     assert times_given(split).max() <= copies
-    assert split.holders().max() <= min(copies, clients)
+    assert holders(split).max() <= min(copies, clients)
     duplicates = sum(size - len(set(held.tolist())) for held in split.indices)
-    assert split.holders().sum() == clients * size - duplicates
+    assert holders(split).sum() == clients * size - duplicates
     again = two_shards(labels, clients, size, np.random.default_rng(seed))
     assert all(np.array_equal(a, b) for a, b in zip(split.indices, again.indices, strict=True))
 
@@ -96,13 +95,13 @@ def test_two_shards_reuse_is_that_of_the_public_code(clients, copies):
     labels = np.repeat(np.arange(10), 5000)
     split = two_shards(labels, clients, 500, np.random.default_rng(1))
     assert (times_given(split) == copies).all()
-    assert split.holders().max() <= copies
+    assert holders(split).max() <= copies
     assert set(classes_per_client(split, labels)) == {1, 2}
     # Two shards of one class: 1 pair in about 10. Binomial sd at K clients, 6 of them either way.
     share = (classes_per_client(split, labels) == 1).mean()
     assert abs(share - 0.1) < 6 * (0.09 / clients) ** 0.5 + 0.02
     if copies == 1:
-        assert (split.holders() == 1).all()
+        assert (holders(split) == 1).all()
 
 
 def test_two_shards_favours_no_class_when_copies_are_left_over():
@@ -143,8 +142,8 @@ def test_some_classes_laws(labels, clients, data, seed):
     classes = data.draw(st.integers(1, len(np.unique(labels))))
     split = some_classes(labels, clients, size, classes, np.random.default_rng(seed))
     assert split.sizes.tolist() == [size] * clients
-    assert split.repeats().max() <= 1
-    assert split.holders().sum() == clients * size
+    assert {kind[0] for kind in split.kinds()} == {1}
+    assert holders(split).sum() == clients * size
     # A further class is drawn only while the ones before it are too few: at worst the smallest come
     # first.
     needed = (
@@ -163,7 +162,7 @@ def test_some_classes_adds_classes_until_the_pool_suffices():
 def test_full_copies():
     split = full_copies(4, 3)
     assert [held.tolist() for held in split.indices] == [[0, 1, 2, 3]] * 3
-    assert (split.holders() == 3).all() and (split.repeats() == 1).all()
+    assert (holders(split) == 3).all() and split.kinds() == {(1, 1, 1)}
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.data(), seeds)
@@ -173,11 +172,11 @@ def test_iid_laws(examples, clients, data, seed):
     split = iid(examples, clients, size, np.random.default_rng(seed))
     portions = examples // size
     assert split.sizes.tolist() == [size] * clients
-    assert split.repeats().max() <= 1
-    assert split.holders().sum() == clients * size
-    assert split.holders().max() <= -(-clients // portions)
+    assert {kind[0] for kind in split.kinds()} == {1}
+    assert holders(split).sum() == clients * size
+    assert holders(split).max() <= -(-clients // portions)
     if clients <= portions:
-        assert split.holders().max() == 1
+        assert holders(split).max() == 1
 
 
 def test_iid_draws_each_example_equally_often():

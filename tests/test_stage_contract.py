@@ -173,6 +173,12 @@ def test_a_class_that_acts_otherwise_does_not_inherit_what_its_base_says():
     assert declaration(Named(Clip(4.0), 6.0)) == declaration(PerExample(Clip(4.0), 6.0))
 
 
+@pytest.mark.parametrize("said", [{"clip": 4.0}, {"noise": 3.0}, {"clip": Noise(3.0)}])
+def test_a_declaration_of_bare_numbers_is_refused(said):
+    with pytest.raises(InputError, match=r"write a bound as Declaration\(Clip\(C\)\)"):
+        Declaration(**said)
+
+
 def test_what_precedes_a_local_report_is_not_covered_by_it():
     defense = local_privacy("x", TwoStage(PerturbedSampling(0.5, 2), Piecewise(0.5)))
     holding = Holding(100, 1, 1)

@@ -320,7 +320,7 @@ def test_an_adaptive_bound_moves_by_one_noisy_count_over_the_expected_clients():
 def test_clients_hold_equal_parts_and_no_example_twice():
     point = ClientTraining("digits", clients=50, participants=5, batch_size=2)
     split = training.scene(point, 0, torch.device("cpu")).partition
-    assert split.holders().max() == 1 and len(set(split.sizes)) == 1
+    assert split.kinds() == {(1,)} and len(set(split.sizes)) == 1
 
 
 # ---- the calculator ------------------------------------------------------------------------------

@@ -112,10 +112,8 @@ class Ledger:
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        if not self.events:
-            raise InputError(
-                "The plan has no event, so nothing can be counted: give at least one Event."
-            )
+        refuse({"The plan has no event, so nothing can be counted: give at least one Event.":
+                not self.events})  # fmt: skip
         for name in ("unit", "relation"):
             values = sorted({getattr(event, name) for event in self.events})
             if len(values) > 1:
@@ -163,10 +161,8 @@ class Ledger:
 
     def first(self, steps: int) -> "Ledger":
         """Return the ledger of the first ``steps`` releases; 1 to ``self.steps``."""
-        if not 1 <= steps <= self.steps:
-            raise InputError(
-                f"steps = {steps} must lie between 1 and the plan's {self.steps} releases."
-            )
+        refuse({f"steps = {steps} must lie between 1 and the plan's {self.steps} releases.":
+                not 1 <= steps <= self.steps})  # fmt: skip
         ends = np.cumsum(self.uses)
         last = int(np.searchsorted(ends, steps))
         uses = steps - int(ends[last] - self.uses[last])

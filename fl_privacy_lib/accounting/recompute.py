@@ -112,8 +112,7 @@ def epsilon_tolerance(printed: str) -> float:
     >>> epsilon_tolerance("0.8227"), epsilon_tolerance("123.354")
     (0.0008227, 0.123354)
     """
-    decimals = len(printed.partition(".")[2])
-    return max(1e-3 * float(printed), 10.0**-decimals)
+    return max(1e-3 * float(printed), 10.0 ** -len(printed.partition(".")[2]))
 
 
 def _epsilon_cell(

@@ -142,8 +142,7 @@ class LBFGS(Optimiser):
             self.forget(uphill)
             direction = torch.where(uphill[:, None], -self.gradient, direction)
         short = (1 / self.gradient.abs().sum(1)).clamp_max(1.0)
-        length = torch.where(self.is_fresh, short, 1.0) * self.learning_rate
-        return length[:, None] * direction
+        return torch.where(self.is_fresh, short, 1.0)[:, None] * self.learning_rate * direction
 
     def remember(self, s: torch.Tensor, y: torch.Tensor) -> None:
         """Keep the curvature pair of every row in which it is positive."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import binom, hypergeom
 
-from fl_privacy_lib._checks import InputError, in_range, positive, whole_number
+from fl_privacy_lib._checks import InputError, in_range, positive, refuse, whole_number
 from fl_privacy_lib.accounting.events import Floats, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon
 from fl_privacy_lib.sampling import Plan
@@ -21,7 +21,7 @@ from fl_privacy_lib.sampling import Plan
 UNITS = 50  # of μ² in one participation, at most
 
 
-def participations(plan: Plan, holders: int = 1) -> Floats:
+def participations(plan: Plan, holders: int = 1, costs: Sequence[int] = ()) -> Floats:
     """Return the probabilities of 0, 1, 2, … participations of an example's holders.
 
     Parameters
@@ -30,10 +30,12 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
         Rounds are independent of each other.
     holders : int
         Clients that hold the example, 1 to K. Each participation of each holder counts.
+    costs : whole numbers, [holders]
+        How much a participation of each holder counts; (): 1.
 
     Returns
     -------
-    array, [holders · T + 1]
+    array, [Σ costs · T + 1]
         Sums to 1. Clients ``poisson``: binomial. ``fixed``: in each round hypergeometric.
         ``one_pass``: in each epoch.
 
@@ -49,34 +51,44 @@ def participations(plan: Plan, holders: int = 1) -> Floats:
     array([0.167, 0.667, 0.167])
     """
     whole_number(1, holders=holders)
-    if holders > plan.clients:
-        raise InputError(
-            f"holders = {holders} is more than the plan's {plan.clients} clients: lower it."
-        )
-    trials, whole = int(holders) * plan.rounds, plan.client_sampling != "one_pass"
-    if whole and (plan.client_sampling == "poisson" or holders == 1):
-        return binom.pmf(np.arange(trials + 1), trials, plan.client_rate)
+    refuse({f"holders = {holders} is more than the plan's {plan.clients} clients: lower it.":
+            holders > plan.clients})  # fmt: skip
+    costs = costs or (1,) * int(holders)
+    most, alike = sum(costs) * plan.rounds, max(costs) == 1
+    whole = plan.client_sampling != "one_pass"
+    free = whole and (plan.client_sampling == "poisson" or holders == 1)
+    if free and alike:
+        return binom.pmf(np.arange(most + 1), most, plan.client_rate)
     # rounds whose clients are all different
     together = 1 if whole else plan.clients // plan.participants
 
     def drawn(rounds: int) -> Floats:
-        return hypergeom.pmf(
-            np.arange(holders + 1), plan.clients, holders, rounds * plan.participants
-        )
+        law = (binom(holders, plan.client_rate * rounds) if free
+               else hypergeom(plan.clients, holders, rounds * plan.participants))  # fmt: skip
+        return law.pmf(np.arange(holders + 1)) @ (np.eye(holders + 1) if alike else _spent(costs))
 
     left, rest = divmod(plan.rounds, together)
     total = np.convolve(np.polynomial.polynomial.polypow(drawn(together), left), drawn(rest))
-    return np.pad(total, (0, trials + 1))[: trials + 1]
+    return np.pad(total, (0, most + 1))[: most + 1]
+
+
+def _spent(costs: Sequence[int]) -> Floats:
+    """Return what h of the holders cost, all sets of h alike: its law for each h, a row each."""
+    laws = np.pad(np.ones((1, 1)), ((0, len(costs)), (0, sum(costs))))
+    for i, cost in enumerate(costs, 1):
+        among = np.arange(len(costs) + 1)[:, None] / i  # holder i among h of the first i
+        laws = (1 - among) * laws + among * np.roll(laws, (1, cost), (0, 1))
+    return laws
 
 
 def weighted_participations(
-    plan: Plan, holders: int, shifts: Sequence[float]
+    plan: Plan, holders: int, shifts: Sequence[float], costs: Sequence[int] = ()
 ) -> tuple[Floats, float]:
     """Return the probabilities of 0, 1, 2, … units of μ² that an example's holders spend.
 
     Parameters
     ----------
-    holders : as in `participations`
+    holders, costs : as in `participations`
     shifts : [T], μ of one participation in each round
 
     Returns
@@ -92,12 +104,10 @@ def weighted_participations(
     """
     squares = np.square(np.asarray(shifts, dtype=np.float64))
     unit = float(squares.max()) / UNITS
-    once = participations(replace(plan, rounds=1), holders)  # of one round, [holders + 1]
+    once = participations(replace(plan, rounds=1), holders, costs)  # of one round
     total = np.ones(1)
     for cost in np.ceil(squares / unit * (1 - 1e-12)).astype(int):
-        spread = np.zeros((len(once) - 1) * cost + 1)
-        spread[::cost] = once
-        total = np.trim_zeros(np.convolve(total, spread), "b")
+        total = np.trim_zeros(np.convolve(total, np.kron(once, np.eye(1, cost)[0])), "b")
     return total, math.sqrt(unit)
 
 

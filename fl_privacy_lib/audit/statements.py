@@ -7,6 +7,7 @@ returned.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +35,7 @@ from fl_privacy_lib.audit.local import (
 )
 from fl_privacy_lib.defenses import TAPS, Defense, Holding
 from fl_privacy_lib.defenses.limits import LOCAL, Reason, noisy, unbounded
-from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, events, release
+from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, Release, events, release
 from fl_privacy_lib.defenses.selection import Selection
 from fl_privacy_lib.sampling import Plan
 
@@ -206,26 +207,28 @@ def _proved(
         return Statement(PROOF, math.inf, delta, unit, relation, "none", "none", whom, (why,))
     released = release(defense, plan, holding, unit, relation, tap)
     holders = holding.holders if unit == "example" else 1
-    distribution = participations(plan, holders)
-    epsilon = mixture_epsilon(distribution, released.mu, delta)
-    if released.rounds and plan.client_sampling != "one_pass":  # each round has a μ of its own
-        by_round = weighted_participations(
-            plan, holders, [math.sqrt(released.uses) / z for z in released.rounds])  # fmt: skip
-        epsilon = min(epsilon, mixture_epsilon(*by_round, delta))
-    mean = plan.client_rate * plan.rounds * holders
-    copies = ("copies", f"{holders} clients hold the example, and each of them uses it.")
+    kinds = (unit == "example" and holding.kinds) or ((holding.repeats,) * holders,)
+    by_copies = {k: release(defense, plan, replace(holding, repeats=k), unit, relation, tap)
+                 for k in {1, *(copies for kind in kinds for copies in kind)}}  # fmt: skip
+    once = by_copies[1]
+    # of a holder with k copies, in units of a single copy's μ², whole ones
+    cost = {k: math.ceil((one.mu / once.mu) ** 2 - 1e-9) for k, one in by_copies.items()}
+    epsilon = max(_of_kind(plan, [cost[k] for k in kind], once, delta) for kind in kinds)
+    copies = ("copies", f"up to {holders} clients hold an example, and each of them uses it.")
     seen = (
         "no amplification by the sampling of clients",
-        "who takes part is seen, or can be told from a client's other examples; ε is the mean over "
-        f"the {mean:.4g} expected participations and their spread, each a Gaussian shifted by "
-        f"{released.mu:.3g} standard deviations.",
+        "who takes part is seen, or can be told from a client's other examples; δ(ε) is averaged "
+        f"over how often the holders do, {plan.client_rate * plan.rounds * holders:.4g} times at "
+        "most on average; each time a single "
+        f"copy is a Gaussian shifted by {once.mu:.3g} standard deviations.",
     )
     reasons = (*released.reasons, *([copies] if holders > 1 else []), seen)
     sampling = f"clients {plan.client_sampling}, batches {plan.batch_sampling}; no amplification"
     proof = Statement(
         PROOF, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons
     )
-    inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap, distribution)
+    inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap,
+                                participations(plan, holders))  # fmt: skip
     if inner is None or inner.epsilon >= proof.epsilon:
         return proof
     size = holding.client_size
@@ -238,6 +241,14 @@ def _proved(
         "rate B/n",
         reasons=(*reasons, ("sampling inside a participation", anew)),
     )
+
+
+def _of_kind(plan: Plan, costs: Sequence[int], once: Release, delta: float) -> float:
+    """Return ε of an example whose holders' participations cost so many times `once` in μ²."""
+    if not once.rounds or plan.client_sampling == "one_pass":
+        return mixture_epsilon(participations(plan, len(costs), costs), once.mu, delta)
+    shifts = [math.sqrt(once.uses) / z for z in once.rounds]  # each round has a μ of its own
+    return mixture_epsilon(*weighted_participations(plan, len(costs), shifts, costs), delta)
 
 
 def _batches_drawn_anew(

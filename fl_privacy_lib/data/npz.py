@@ -19,10 +19,8 @@ def path_of(name: str, root: Path) -> Path:
 
 def _open(path: Path) -> np.lib.npyio.NpzFile:
     """Open an archive and see that the four arrays are listed in it; nothing is decoded."""
-    if not is_file(path):
-        raise InputError(
-            f"There is no file {path}: give npz:PATH an absolute path, or one from the data folder."
-        )
+    refuse({f"There is no file {path}: give npz:PATH an absolute path, or one in the data folder.":
+            not is_file(path)})  # fmt: skip
     with reading(path), open(path, "rb"):
         pass  # so that only the content can be at fault below
     try:
@@ -119,10 +117,8 @@ def images_of(what: str, array: np.ndarray) -> np.ndarray:
             array = array.transpose(0, 3, 1, 2)  # [N, C, H, W]
     if array.dtype == np.uint8:
         return unit_range(array)
-    if array.dtype.kind != "f":
-        raise InputError(
-            f"{what} is of type {array.dtype}: images are uint8, or floating point in [0, 1]."
-        )
+    refuse({f"{what} is of type {array.dtype}: images are uint8, or floating point in [0, 1].":
+            array.dtype.kind != "f"})  # fmt: skip
     if array.size and not (array.min() >= 0 and array.max() <= 1):  # NaN fails both
         raise InputError(
             f"{what} holds values from {array.min():g} to {array.max():g}: floating-point images "

@@ -1,15 +1,14 @@
 """Who holds which example: partitions of a training set among clients.
 
 The privacy of an example depends on how many clients hold it, since each of them uses it. A
-partition therefore reports it (`Partition.holders`), together with how often one client holds the
-same example (`Partition.repeats`).
+partition therefore reports how often each of its holders has an example (`Partition.kinds`).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from fl_privacy_lib._checks import InputError, in_range, refuse, whole_number
+from fl_privacy_lib._checks import in_range, refuse, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +32,8 @@ class Partition:
     Examples
     --------
     >>> two = Partition("by hand", (np.array([0, 1, 1]), np.array([1, 2])), 4)
-    >>> two.holders(), two.repeats()
-    (array([1, 2, 1, 0]), array([1, 2, 1, 0]))
+    >>> two.kinds()
+    {(1,), (2, 1)}
     """
 
     name: str
@@ -42,8 +41,8 @@ class Partition:
     examples: int
 
     def __post_init__(self) -> None:
-        if not self.indices:
-            raise InputError(f"The partition {self.name!r} has no client: give it at least one.")
+        refuse({f"The partition {self.name!r} has no client: give it at least one.":
+                not self.indices})  # fmt: skip
         for client, positions in enumerate(self.indices):
             whose = f"Client {client} of the partition {self.name!r}"
             least, most = positions.min(initial=0), positions.max(initial=0)
@@ -65,21 +64,16 @@ class Partition:
         """Number of examples of each client, repeats counted, [clients]."""
         return np.array([len(positions) for positions in self.indices])
 
-    def holders(self) -> np.ndarray:
-        """Return how many distinct clients hold each example, [examples]."""
-        positions = np.concatenate([np.unique(indices) for indices in self.indices])
-        return np.bincount(positions, minlength=self.examples)
+    def kinds(self) -> set[tuple[int, ...]]:
+        """Return how often the holders of an example have it, most first, of every kind of example.
 
-    def repeats(self) -> np.ndarray:
-        """Return how often each example occurs at the client that has it most often, [examples].
-
-        A pass over such a client's examples uses the example that many times.
+        A pass over a client's examples uses an example as often as the client has it.
         """
-        most = np.zeros(self.examples, np.int64)
-        for positions in self.indices:
-            example, times = np.unique(positions, return_counts=True)
-            most[example] = np.maximum(most[example], times)
-        return most
+        pairs = (np.concatenate(self.indices).astype(np.int64) * self.clients
+                 + np.repeat(np.arange(self.clients), self.sizes))  # fmt: skip
+        pairs, times = np.unique(pairs, return_counts=True)  # sorted by example, then by holder
+        by_example = np.split(times, np.flatnonzero(np.diff(pairs // self.clients)) + 1)
+        return {tuple(sorted(t.tolist(), reverse=True)) for t in by_example}
 
 
 def two_shards(
@@ -127,15 +121,12 @@ def two_shards(
     --------
     >>> labels = np.repeat([0, 1], 50)
     >>> split = two_shards(labels, 20, 10, np.random.default_rng(0))
-    >>> split.sizes.tolist() == [10] * 20, int(split.holders().max())
-    (True, 2)
+    >>> split.sizes.tolist() == [10] * 20, split.kinds()
+    (True, {(1, 1)})
     """
     whole_number(1, clients=clients, examples_per_client=examples_per_client)
-    if examples_per_client % 2:
-        raise InputError(
-            f"examples_per_client = {examples_per_client} is odd: two equal shards need an even "
-            "number."
-        )
+    refuse({f"examples_per_client = {examples_per_client} is odd: two equal shards need an even "
+            "number.": examples_per_client % 2 == 1})  # fmt: skip
     labels = np.asarray(labels)
     shard = examples_per_client // 2
     copies = -(-clients * examples_per_client // len(labels))
@@ -254,8 +245,8 @@ def iid(
 
     Examples
     --------
-    >>> iid(10, 6, 3, np.random.default_rng(0)).holders().max()
-    2
+    >>> iid(10, 6, 3, np.random.default_rng(0)).kinds() >= {(1, 1)}
+    True
     """
     whole_number(1, examples=examples, clients=clients, examples_per_client=examples_per_client)
     in_range(1, examples, examples_per_client=examples_per_client)

@@ -25,6 +25,9 @@ class Holding:
     largest_client : int or None
         Examples of the largest client; None: all are equal. Only the client level under Poisson
         batches needs it.
+    kinds : tuple of tuples
+        How often each holder of an example has it, for every kind of example, see
+        `Partition.kinds`; (): all `holders` have it `repeats` times.
 
     Examples
     --------
@@ -38,6 +41,7 @@ class Holding:
     holders: int = 1
     repeats: int = 1
     largest_client: int | None = None
+    kinds: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         counts = ("examples", "client_size", "tensors", "holders", "repeats")
@@ -49,12 +53,14 @@ class Holding:
 
     @classmethod
     def of(cls, partition: Partition, tensors: int) -> "Holding":
-        """Return the worst case over all examples and clients of a partition."""
+        """Return what a partition's examples and clients are at worst."""
+        kinds = tuple(sorted(partition.kinds(), reverse=True))
         return cls(
             partition.examples,
             int(partition.sizes.min()),
             tensors,
-            max(1, int(partition.holders().max())),
-            max(1, int(partition.repeats().max())),
+            max(map(len, kinds)),
+            kinds[0][0],
             int(partition.sizes.max()),
+            kinds if kinds[0][0] > 1 else (),
         )

@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, log_expit
 from scipy.stats import binom
 
-from fl_privacy_lib._checks import InputError, in_range, one_of, positive, refuse, whole_number
+from fl_privacy_lib._checks import in_range, one_of, positive, refuse, whole_number
 from fl_privacy_lib.accounting.events import Floats
 
 LARGEST_EPSILON = 500.0  # beyond it e^-ε vanishes, and a distribution would seem to hide nothing
@@ -253,11 +253,9 @@ def _encoding_probabilities(log_odds: float, k: int, d: int) -> tuple[float, flo
 def _calibrated(epsilon: float, k: int, d: int) -> float:
     """Return the log-odds with which PE's exact ε is ``epsilon``."""
     _check_dimensions(d, k)
-    if k == d:
-        raise InputError(
-            f"k = d = {d} puts every dimension into the top k, which tells nothing: choose a "
-            "smaller k."
-        )
+    refuse({f"k = d = {d} puts every dimension into the top k, which tells nothing: choose a "
+            "smaller k.":
+            k == d})  # fmt: skip
 
     def excess(log_odds: float) -> float:
         top, other, _ = _encoding_probabilities(log_odds, k, d)

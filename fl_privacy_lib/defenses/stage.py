@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fl_privacy_lib._checks import InputError, in_range, one_of
+from fl_privacy_lib._checks import InputError, in_range, one_of, refuse
 from fl_privacy_lib.defenses.clipping import Clip, Gradient
 from fl_privacy_lib.defenses.schedule import Scheduled, value_at
 
@@ -140,6 +140,10 @@ class Declaration:
     steps: int | None = None
 
     def __post_init__(self) -> None:
+        refuse({f"clip = {self.clip}, noise = {self.noise} declare nothing: write a bound as "
+                "Declaration(Clip(C)), noise as Declaration(noise=Noise(σ)).":
+                not isinstance(self.clip, Clip | None) or not isinstance(self.noise, Noise | None)
+                })  # fmt: skip
         if self.noise is not None and not self.noise.strength(0):
             object.__setattr__(self, "noise", None)  # noise of scale 0 is none
 

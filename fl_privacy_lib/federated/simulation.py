@@ -58,8 +58,7 @@ class Run:
 def accuracy(model: nn.Module, weights: Parameters, examples: Examples, chunk: int = 2000) -> float:
     """Return the fraction of examples whose largest logit is their label."""
     x, y = examples
-    if len(y) == 0:
-        raise InputError("accuracy needs at least one example; this evaluation set is empty.")
+    refuse({"accuracy needs at least one example; this evaluation set is empty.": len(y) == 0})
     with torch.no_grad():
         hits = [
             (call(model, weights, x[i : i + chunk]).argmax(-1) == y[i : i + chunk]).sum()

@@ -13,7 +13,7 @@ NAMES = {
     "layer_cosine": "layer-cosine",
     "several": "several rounds",
     "attacked_lenet": "attacked network",
-    "training_cnn": "trained network",
+    "training_cnn": "CNN that the papers train",
     "dlg": "DLG",
     "dga": "DGA on LeNet",
     "gia": "GIA on ConvNet",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -12,7 +13,7 @@ from matplotlib.lines import Line2D
 from fl_privacy_lib.metrics import MSE_SUCCESS, SSIM_SUCCESS, wilson_interval
 from fl_privacy_lib.reproduction.comparison import cells, effective_images, measured, select
 from fl_privacy_lib.reproduction.experiments.scoring import summary
-from fl_privacy_lib.reproduction.figures import QUIET, line_styles, named
+from fl_privacy_lib.reproduction.figures import INK, line_styles, named
 from fl_privacy_lib.reproduction.paths import MEASURED
 from fl_privacy_lib.reproduction.published import load_published
 from fl_privacy_lib.reproduction.tables import RESILIENCE, Row, Table, beside, number, rate
@@ -186,7 +187,9 @@ def banded_curves(
     marks: dict[str, float] | None = None,
     **axes_settings: Any,
 ) -> Figure:
-    """Draw curves with their bands, a panel for each quantity above one axis.
+    """Draw curves with their intervals, a panel for each quantity above one axis.
+
+    Every curve stands a little to the right of the one before it, so that no bar hides another.
 
     Parameters
     ----------
@@ -198,19 +201,21 @@ def banded_curves(
         len(groups), 1, figsize=(5.0, 2.4 * len(groups) + 1.0), sharex=True, squeeze=False
     )
     for axes, (quantity, series) in zip(grid.flat, groups.items(), strict=True):
-        for name, points in series.items():
-            x, y, low, high = zip(*points, strict=True)
-            axes.plot(x, y, label=name, ms=5, **style[name])
-            axes.fill_between(x, low, high, color=style[name]["color"], alpha=0.15, lw=0)
-            axes.vlines(x, low, high, color=style[name]["color"], lw=1, alpha=0.6)
-        for mark in (marks or {}).values():
-            axes.axvline(mark, color=QUIET, lw=1, zorder=0)
         axes.set(ylabel=quantity, ylim=(-0.03, 1.03), **axes_settings)
+        scale = axes.xaxis.get_transform()
+        width = np.ptp(scale.transform([p[0] for points in series.values() for p in points]))
+        for i, (name, points) in enumerate(series.items()):
+            x, y, low, high = np.transpose(points)
+            beside = scale.inverted().transform(scale.transform(x) + 0.015 * i * width)
+            axes.errorbar(beside, y, np.abs([y - low, high - y]), label=name, ms=5, elinewidth=1.2,
+                          **style[name])  # fmt: skip
+        for mark in (marks or {}).values():
+            axes.axvline(mark, color=INK, lw=1, ls=":", zorder=0)
         axes.grid(color="#e4e7eb")
-    for i, (name, mark) in enumerate((marks or {}).items()):  # at two heights: names are wide
+    for i, (name, mark) in enumerate((marks or {}).items()):  # names are wide: at two heights
         grid[0, 0].annotate(
             name, (mark, 1.0), (0, 3 + 11 * (i % 2)), grid[0, 0].get_xaxis_transform(),
-            "offset points", fontsize=9, color=QUIET, ha="center")  # fmt: skip
+            "offset points", fontsize=9, color=INK, ha=("right", "left")[i % 2])  # fmt: skip
     grid[-1, 0].set_xlabel(xlabel)
     if len(style) > 1:
         figure.legend(handles=[Line2D([], [], label=name, ms=5, **style[name]) for name in style],

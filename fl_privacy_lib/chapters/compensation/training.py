@@ -62,7 +62,8 @@ class Federated(Compared):
             "gia" if self.network == "convnet_16" else "dga",  # each has a network of its own
             data.example_shape, data.n_classes, dice, 16,
         ).to(device)  # fmt: skip
-        cut = self.cut(model, data, np.flatnonzero(split.holders() == 0), rng,
+        cut = self.cut(model, data, np.setdiff1d(np.arange(split.examples),
+                                                 np.concatenate(split.indices)), rng,
                        unit=plan.local_lr if self.noise_on == "gradient" else 1.0,
                        **REPAIRS.get(self.repair, {}))  # fmt: skip
         train, test = (

@@ -17,16 +17,20 @@ from fl_privacy_lib.reproduction.paths import data_root, decoded_cache
 DELTA, TENSORS = 1e-5, 3  # of both networks
 HELD = {
     ("mnist", 100): Holding(50_000, 500, TENSORS, 1, 1, 500),
-    ("mnist", 1000): Holding(50_000, 500, TENSORS, 10, 3, 500),
-    ("mnist", 10_000): Holding(50_000, 500, TENSORS, 100, 3, 500),
+    ("mnist", 1000): Holding(50_000, 500, TENSORS, 10, 3, 500, (
+        (3,) + 7 * (1,), (2, 2) + 6 * (1,), (2,) + 8 * (1,), 10 * (1,))),
+    ("mnist", 10_000): Holding(50_000, 500, TENSORS, 100, 3, 500, tuple(
+        many + (100 - sum(many)) * (1,)
+        for many in ((3, 2), (3,), 5 * (2,), 4 * (2,), 3 * (2,), (2, 2), (2,), ()))),
     ("cifar10", 100): Holding(40_000, 400, TENSORS, 1, 1, 400),
-    ("cifar10", 1000): Holding(40_000, 400, TENSORS, 10, 2, 400),
+    ("cifar10", 1000): Holding(40_000, 400, TENSORS, 10, 2, 400, (
+        (2, 2) + 6 * (1,), (2,) + 8 * (1,), 10 * (1,))),
     ("lfw", 100): Holding(2_267, 300, TENSORS, 27, 1, 300),
     ("lfw", 1000): Holding(2_267, 300, TENSORS, 175, 1, 300),
     ("adult", 1000): Holding(36_631, 300, TENSORS, 9, 1, 300),
     ("cancer", 1000): Holding(426, 426, TENSORS, 1000, 1, 426),
-}
-"""Data set and K of the records → how the examples lie among the clients.
+}  # fmt: skip
+"""Data set and K of the records → how the examples lie among the clients of the first seed.
 
 It is all that ε needs of the data, so that a record shows its ε without their files.
 """

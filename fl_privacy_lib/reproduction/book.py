@@ -34,7 +34,8 @@ def fold_parameters(notebook: dict[str, Any], profile: str) -> None:
         if cell["cell_type"] == "code" and ".checked(" in "".join(cell["source"]):
             tags += ["remove-input", "hide-output"]
             cell["metadata"]["mystnb"] = {
-                "code_prompt_show": f"Show the parameters of this run (profile: {profile})"
+                "code_prompt_show": f"Show the parameters of this run (profile: {profile}"
+                f"{', whose numbers mean nothing' if profile == 'smoke' else ''})"
             }
 
 

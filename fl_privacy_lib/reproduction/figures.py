@@ -60,7 +60,7 @@ def use_style() -> None:
 ROUTE = (
     ("example\ngradients", "example", "per_example", "type 2"),
     ("batch\nmean", "batch", "per_batch", ""),
-    ("client\nupdate", "update", "per_client", "type 1"),
+    ("client\nupdate", "update", "per_client", "types 1 and 0"),
     ("received\nupdate", "received", "on_arrival", "type 0"),
     ("aggregate", "aggregate", "on_aggregate", ""),
 )
@@ -81,7 +81,7 @@ def draw_route(filled: dict[str, str] | None = None) -> Figure:
              (2.55, 4.55, "at the server, once a round"))  # fmt: skip
     for left, right, text in bands:
         axes.add_patch(plt.Rectangle((left, -0.62), right - left, 1.72, color="#f1f4f7", zorder=0))
-        axes.text((left + right) / 2, 1.2, text, ha="center", va="bottom", color=QUIET, fontsize=9)
+        axes.text((left + right) / 2, 1.2, text, ha="center", va="bottom", color=INK, fontsize=9)
     for i, (text, tap, stage, threat) in enumerate(ROUTE):
         strong = stage in filled
         box: dict[str, Any] = {
@@ -100,7 +100,7 @@ def draw_route(filled: dict[str, str] | None = None) -> Figure:
             )
         axes.text(
             i, 0.1, filled.get(stage, stage), ha="center", va="center", fontsize=8.5,
-            color=WARN if strong else QUIET, style="normal" if strong else "italic",
+            color=WARN if strong else INK, style="normal" if strong else "italic",
         )  # fmt: skip
         axes.plot([i, i], [-0.08, -0.4], color=ACCENT, lw=1.4)
         axes.plot(i, -0.4, "o", color=ACCENT, ms=8)

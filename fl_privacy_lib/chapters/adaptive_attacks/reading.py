@@ -206,7 +206,7 @@ def banded_curves(
         width = np.ptp(scale.transform([p[0] for points in series.values() for p in points]))
         for i, (name, points) in enumerate(series.items()):
             x, y, low, high = np.transpose(points)
-            beside = scale.inverted().transform(scale.transform(x) + 0.015 * i * width)
+            beside = scale.inverted().transform(scale.transform(x) + 0.01 * i * width)
             axes.errorbar(beside, y, np.abs([y - low, high - y]), label=name, ms=5, elinewidth=1.2,
                           **style[name])  # fmt: skip
         for mark in (marks or {}).values():

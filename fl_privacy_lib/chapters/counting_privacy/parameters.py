@@ -35,9 +35,7 @@ class CountingPrivacy(Settings):
     )
     examples: int = Field(50_000, ge=1, le=10**10, description="different examples in all, N")
     holders: int = Field(10, ge=1, le=10_000, description="clients that hold a given example")
-    repeats: int = Field(
-        1, ge=1, le=10_000, description="times that one client holds a given example"
-    )
+    repeats: int = Field(1, ge=1, le=10_000, description="times that each of them holds it")
     client_sampling: Literal["fixed", "poisson"] = Field(
         "fixed", description="how the clients of a round are drawn"
     )

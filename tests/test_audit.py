@@ -213,20 +213,18 @@ def test_what_holders_spend_against_all_draws(costs):
     assert found == pytest.approx(count / count.sum(), abs=1e-12)
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 3), st.floats(0.1, 0.9))
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 9))
 @settings(max_examples=40, deadline=None)
-def test_what_holders_spend_under_poisson_against_all_sets(costs, rounds, rate):
+def test_what_holders_spend_under_poisson_against_all_sets(costs, rounds, taking):
+    plan, rate = Plan(10, taking, rounds, 1, 1, "poisson", local_lr=0.1), taking / 10
     count = np.zeros(sum(costs) * rounds + 1)
     for takes in itertools.product((0, 1), repeat=len(costs) * rounds):
         chance = math.prod(rate if t else 1 - rate for t in takes)
         count[sum(t * c for t, c in zip(takes, costs * rounds, strict=True))] += chance
-    plan = Plan(1000, 1, rounds, 1, 1, "poisson", local_lr=0.1)
-    plan = replace(plan, participants=round(1000 * rate))
     exact = audit.participations(plan, len(costs), costs)
     assert exact.sum() == pytest.approx(1)
-    assert exact @ np.arange(exact.size) == pytest.approx(rounds * plan.client_rate * sum(costs))
-    if plan.client_rate == rate:
-        assert exact == pytest.approx(count, abs=1e-12)
+    assert exact @ np.arange(exact.size) == pytest.approx(rounds * rate * sum(costs))
+    assert exact == pytest.approx(count, abs=1e-12)
 
 
 def test_an_example_that_lies_unevenly_is_proved_by_its_own_copies():
@@ -247,6 +245,8 @@ def test_an_example_that_lies_unevenly_is_proved_by_its_own_copies():
     assert proved(uneven).epsilon == pytest.approx(expected, rel=1e-9)
     assert proved(uneven).epsilon < proved(even).epsilon / 1.5
     assert proved(replace(even, kinds=((3, 3, 3),))) == proved(even)
+    counted = audit.mixture_epsilon(audit.participations(plan, 3), 3 * mu, 1e-5)
+    assert proved(even).epsilon == pytest.approx(counted, rel=1e-9)
 
 
 @given(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import binom, hypergeom
 
-from fl_privacy_lib._checks import InputError, in_range, positive, refuse, whole_number
+from fl_privacy_lib._checks import in_range, positive, refuse, whole_number
 from fl_privacy_lib.accounting.events import Floats, check_delta
 from fl_privacy_lib.accounting.gdp import gdp_delta, gdp_epsilon
 from fl_privacy_lib.sampling import Plan
@@ -54,18 +54,19 @@ def participations(plan: Plan, holders: int = 1, costs: Sequence[int] = ()) -> F
     refuse({f"holders = {holders} is more than the plan's {plan.clients} clients: lower it.":
             holders > plan.clients})  # fmt: skip
     costs = costs or (1,) * int(holders)
-    most, alike = sum(costs) * plan.rounds, max(costs) == 1
     whole = plan.client_sampling != "one_pass"
+    most, alike = sum(costs) * plan.rounds, max(costs) == 1
     free = whole and (plan.client_sampling == "poisson" or holders == 1)
     if free and alike:
         return binom.pmf(np.arange(most + 1), most, plan.client_rate)
     # rounds whose clients are all different
     together = 1 if whole else plan.clients // plan.participants
+    spent = np.eye(holders + 1) if alike else _spent(costs)
 
     def drawn(rounds: int) -> Floats:
         law = (binom(holders, plan.client_rate * rounds) if free
                else hypergeom(plan.clients, holders, rounds * plan.participants))  # fmt: skip
-        return law.pmf(np.arange(holders + 1)) @ (np.eye(holders + 1) if alike else _spent(costs))
+        return law.pmf(np.arange(holders + 1)) @ spent
 
     left, rest = divmod(plan.rounds, together)
     total = np.convolve(np.polynomial.polynomial.polypow(drawn(together), left), drawn(rest))
@@ -222,10 +223,8 @@ def l2_max_epsilon(ratio: float, dimension: int, delta: float) -> float:
     >>> [round(l2_max_epsilon(r, 34_720, 0.5)) for r in (1.05, 1.1)]
     [20, 78]
     """
-    if not ratio > 1:
-        raise InputError(
-            f"ratio = {ratio} must be above 1: it is the larger noise level over the smaller."
-        )
+    refuse({f"ratio = {ratio} must be above 1: it is the larger noise level over the smaller.":
+            not ratio > 1})  # fmt: skip
     positive(ratio=ratio, dimension=dimension)
     check_delta(delta=delta)
     log_overlap = dimension / 2 * math.log(2 * ratio / (1 + ratio**2))

@@ -35,7 +35,14 @@ from fl_privacy_lib.audit.local import (
 )
 from fl_privacy_lib.defenses import TAPS, Defense, Holding
 from fl_privacy_lib.defenses.limits import LOCAL, Reason, noisy, unbounded
-from fl_privacy_lib.defenses.releases import RELATIONS, UNITS, Release, events, release
+from fl_privacy_lib.defenses.releases import (
+    DRAWN_ANEW,
+    RELATIONS,
+    UNITS,
+    Release,
+    events,
+    release,
+)
 from fl_privacy_lib.defenses.selection import Selection
 from fl_privacy_lib.sampling import Plan
 
@@ -205,11 +212,10 @@ def _proved(
     why = unbounded(defense, tap, sensitivity)
     if why is not None:
         return Statement(PROOF, math.inf, delta, unit, relation, "none", "none", whom, (why,))
-    released = release(defense, plan, holding, unit, relation, tap)
     holders = holding.holders if unit == "example" else 1
     kinds = (unit == "example" and holding.kinds) or ((holding.repeats,) * holders,)
     by_copies = {k: release(defense, plan, replace(holding, repeats=k), unit, relation, tap)
-                 for k in {1, *(copies for kind in kinds for copies in kind)}}  # fmt: skip
+                 for k in {1, holding.repeats, *(k for kind in kinds for k in kind)}}  # fmt: skip
     once = by_copies[1]
     # of a holder with k copies, in units of a single copy's μ², whole ones
     cost = {k: math.ceil((one.mu / once.mu) ** 2 - 1e-9) for k, one in by_copies.items()}
@@ -219,20 +225,22 @@ def _proved(
         "no amplification by the sampling of clients",
         "who takes part is seen, or can be told from a client's other examples; δ(ε) is averaged "
         f"over how often the holders do, {plan.client_rate * plan.rounds * holders:.4g} times at "
-        "most on average; each time a single "
-        f"copy is a Gaussian shifted by {once.mu:.3g} standard deviations.",
+        f"most on average; each time a single copy is a Gaussian shifted by {once.mu:.3g} standard "
+        "deviations.",
     )
-    reasons = (*released.reasons, *([copies] if holders > 1 else []), seen)
+    reasons = (*by_copies[holding.repeats].reasons, *([copies] if holders > 1 else []), seen)
     sampling = f"clients {plan.client_sampling}, batches {plan.batch_sampling}; no amplification"
     proof = Statement(
         PROOF, epsilon, delta, unit, relation, sampling, "gdp over participations", whom, reasons
     )
-    inner = _batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap,
-                                participations(plan, holders))  # fmt: skip
+    inner = (_batches_drawn_anew(defense, plan, holding, delta, unit, relation, tap,
+                                 participations(plan, holders))
+             if plan.batch_sampling in DRAWN_ANEW else None)  # fmt: skip
     if inner is None or inner.epsilon >= proof.epsilon:
         return proof
-    size = holding.client_size
-    anew = f"each batch is drawn anew from the client's {size} examples, at rate B/n."
+    anew = (
+        f"each batch is drawn anew from the client's {holding.client_size} examples, at rate B/n."
+    )
     return replace(
         proof,
         epsilon=inner.epsilon,
@@ -245,9 +253,12 @@ def _proved(
 
 def _of_kind(plan: Plan, costs: Sequence[int], once: Release, delta: float) -> float:
     """Return ε of an example whose holders' participations cost so many times `once` in μ²."""
+    shared = math.gcd(*costs)  # holders with equally many copies are only counted
+    costs, step = [cost // shared for cost in costs], math.sqrt(shared)
     if not once.rounds or plan.client_sampling == "one_pass":
-        return mixture_epsilon(participations(plan, len(costs), costs), once.mu, delta)
-    shifts = [math.sqrt(once.uses) / z for z in once.rounds]  # each round has a μ of its own
+        return mixture_epsilon(participations(plan, len(costs), costs), step * once.mu, delta)
+    # each round has a μ of its own
+    shifts = [step * math.sqrt(once.uses) / z for z in once.rounds]
     return mixture_epsilon(*weighted_participations(plan, len(costs), shifts, costs), delta)
 
 

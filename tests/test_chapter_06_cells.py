@@ -14,7 +14,7 @@ from fed_cdp_scenes import EveryTry
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.accounting.recompute import EPSILON_SCHEDULES
 from fl_privacy_lib.chapters.dynamic_parameters import grid
-from fl_privacy_lib.chapters.dynamic_parameters.training import Central
+from fl_privacy_lib.chapters.dynamic_parameters.training import RATES, Central
 from fl_privacy_lib.data import load
 from fl_privacy_lib.defenses import Clip, Holding, Schedule
 from fl_privacy_lib.defenses.route import BatchNoise
@@ -225,13 +225,27 @@ def test_under_a_bound_that_clips_everything_a_decaying_rate_is_a_decaying_bound
     assert np.abs(bound - rate).max() < 1e-3 * moved and moved > 1e-3
 
 
-def test_a_decaying_rate_costs_no_epsilon():
-    baseline, decaying = (
-        replace(grid.training(FULL, "mnist", method), local_lr=0.05)
-        for method in ("dp_baseline", "dp_rate_decay")
+def test_two_thirds_of_the_rate_are_the_mean_of_the_decaying_one(tmp_path):
+    shares = (Schedule(*RATES[m], 3000) for m in ("dp_rate_decay", "dp_short_steps"))
+    falling, constant = (np.mean([s.at(t) for t in range(3000)]) for s in shares)
+    assert abs(falling - constant) < 1e-3
+    arm = functools.partial(Central, "digits", batch_size=100, rounds=3, noise_scale=2.0)
+    device = torch.device("cpu")
+    short, plain = (
+        training.measure(arm(method, local_lr=rate), device, tmp_path)["weights"]
+        for method, rate in (("dp_short_steps", 0.3), ("dp_baseline", 0.2))
+    )
+    np.testing.assert_allclose(short, plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", RATES)
+def test_a_share_of_the_rate_costs_no_epsilon(method):
+    baseline, shorter = (
+        replace(grid.training(FULL, "mnist", name), local_lr=0.05)
+        for name in ("dp_baseline", method)
     )
     holding = Holding(60_000, 60_000, 3)
-    assert decaying.defense.events(decaying.plan(0), holding) == baseline.defense.events(
+    assert shorter.defense.events(shorter.plan(0), holding) == baseline.defense.events(
         baseline.plan(0), holding
     )
 

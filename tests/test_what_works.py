@@ -460,7 +460,8 @@ def test_a_margin_has_to_leave_somebody():
 def test_what_chapter_06_proves_of_its_trainings_is_finite_here_too():
     """Chapter 10 must not show ε = ∞ for a training that chapter 06 has a proof of."""
     proved = {
-        "dp_baseline", "dp_dyns_cdecay", "dp_rate_decay", "dp_flat", "quantile_clip", "adaclip"
+        "dp_baseline", "dp_dyns_cdecay", "dp_rate_decay", "dp_short_steps", "dp_flat",
+        "quantile_clip", "adaclip",
     }  # fmt: skip
     shown = {c["method"]: c["epsilon"] for c in reading.recorded() if c["chapter"] == "06"}
     assert {"dp_baseline", "dp_rate_decay", "dp_dyns_l2max"} <= set(shown)

@@ -74,6 +74,7 @@ NAMES = {
     "fed_cdp_sigma_exponential": "Fed-CDP, exponential σ",
     "dp_baseline": "DP baseline",
     "dp_rate_decay": "DP baseline, decaying η",
+    "dp_short_steps": "DP baseline, two thirds of η",
     "dp_flat": "DP, whole gradient clipped",
     "dp_dyns_cdecay": "DP-dynS, decaying C",
     "dp_dyns_l2max": "DP-dynS, ℓ2-max",

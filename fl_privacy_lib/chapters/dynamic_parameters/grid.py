@@ -109,7 +109,7 @@ COLUMNS = {
     "repairs": ("repairs", ("mnist",), REPAIRS),
     "table_4_clips": ("table_4", ("mnist",), OTHER_CLIPS),
     "readings": ("table_4", ("mnist",), READINGS),
-    "rate_decay": ("table_4", ("mnist",), arms(("dp_rate_decay",))),
+    "rate_decay": ("table_4", ("mnist",), arms(("dp_rate_decay", "dp_short_steps"))),
     "table_8_rest": ("noise_scales", ("mnist",), arms(
         ("dp_dyns_cdecay_sigma", "dp_dyns_l2max_sigma", "dp_dyns_sigma"),
         noise_scale_policy=tuple(POLICIES))),

@@ -36,7 +36,10 @@ DYNAMIC = {
     "dp_dyns_sigma": (True, True),
 }
 """Method → whether its bound decays, and whether S is the largest norm: the paper's Table I."""
-METHODS = ("non_private", *DYNAMIC, "dp_rate_decay", "dp_flat", "quantile_clip", "adaclip")
+DECAY = 3.0  # C_0 / C_T, or η_0 / η_T; the paper's is lost, Fed-CDP's goes from 6 to 2
+RATES = {"dp_rate_decay": (1.0, 1 / DECAY), "dp_short_steps": ((1 + 1 / DECAY) / 2,) * 2}
+"""The baseline at a falling share of its learning rate, and at the mean of these shares."""
+METHODS = ("non_private", *DYNAMIC, *RATES, "dp_flat", "quantile_clip", "adaclip")
 READINGS = ("batch", "sqrt_batch", "none", "code", "not_applicable")
 """What divides σS on the batch mean, B, √B or nothing; the paper's formula is lost.
 
@@ -45,13 +48,12 @@ as in the released code of the later paper, Fed-αCDP.
 """
 POLICIES = {name: conventions.POLICIES[name] for name in ("linear", "exponential", "cyclic")}
 """The schedules of ε that gave the tables."""
-DECAY = 3.0  # C_0 / C_T, or η_0 / η_T; the paper's is lost, Fed-CDP's goes from 6 to 2
 LOOKS = 100  # evaluations of a training that is judged, on all test examples
 
 
 @dataclass(frozen=True)
-class RateDecay(Transformation):
-    """A learning rate that falls: a share of the server's step, which costs no ε.
+class RateShare(Transformation):
+    """A share of the server's step, which may fall over the rounds and costs no ε.
 
     The control for a decaying bound, under which a clipped step and its noise shrink alike.
     """
@@ -128,10 +130,10 @@ class Central(CentralTraining):
             level = Clip(self.clip_norm)
         elif DYNAMIC.get(self.method, (False, False))[1]:
             level = LargestNorm(clip, "mean" if self.setting == "code" else "max")
-        falling = RateDecay(Schedule(1.0, 1 / DECAY, self.rounds))
+        share = RATES.get(self.method)
         return Defense(
             self.method, PerExample(clip), BatchNoise(level, self.sigma, divide_by),
-            on_aggregate=falling if self.method == "dp_rate_decay" else None,
+            on_aggregate=RateShare(Schedule(*share, self.rounds)) if share else None,
         )  # fmt: skip
 
     def looks(self) -> tuple[int, int | None]:

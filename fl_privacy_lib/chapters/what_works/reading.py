@@ -34,7 +34,8 @@ def _central(cell: dict[str, Any]) -> float:
     both: dict[str, Any] = {"clip_norm": clip, "noise_scale": scale}
     plain: dict[str, Any] = {  # a bound that falls takes its noise along, at an equal multiplier
         **dict.fromkeys(
-            ("dp_baseline", "dp_dyns_cdecay", "dp_rate_decay"), fed_cdp("batch", **both)
+            ("dp_baseline", "dp_dyns_cdecay", "dp_rate_decay", "dp_short_steps"),
+            fed_cdp("batch", **both),
         ),
         "dp_flat": fed_cdp("batch", scope="all", **both), "adaclip": adaclip(scope="layer", **both),
         "quantile_clip": quantile_clipped(scope="layer", count_scale=size / 20, **both),

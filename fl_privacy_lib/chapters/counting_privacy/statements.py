@@ -211,14 +211,8 @@ def _composition() -> list[Case]:
 
 def _printed_schedules() -> list[Case]:
     first, last = given.PRINTED_NOISE
-    return [
-        Case(
-            "printed_schedules",
-            name,
-            _moments(given.EXAMPLE_RATE, 6.0, 10_000),
-            spend(ledger, "moments_accountant", DELTA).epsilon,
-            setting={"sigma": f"{first:g} to {last:g}"},
-        )
+    spent = {
+        name: spend(ledger, "moments_accountant", DELTA).epsilon
         for name, noise in (
             ("linear", schedules.linear(first, last, 10_000)),
             ("exponential", schedules.exponential(first, last, 10_000)),
@@ -226,7 +220,12 @@ def _printed_schedules() -> list[Case]:
             ("staircase", schedules.staircase(first, last, 10_000)),
         )
         for ledger in (schedules.ledger_of(noise, given.EXAMPLE_RATE, "example", "add_remove"),)
-    ]
+    }
+    budget, setting = _moments(given.EXAMPLE_RATE, 6.0, 10_000), f"{first:g} to {last:g}"
+    within = [("printed_schedules", name, budget, found) for name, found in spent.items()]
+    least = [("exponential_spends_least", f"exponential, against {name}", other, spent["exponential"])
+             for name, other in spent.items() if name != "exponential"]  # fmt: skip
+    return [Case(*case, setting={"sigma": setting}) for case in within + least]
 
 
 def _printed_twice() -> list[Case]:

@@ -49,8 +49,8 @@ def _rate(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:
         low, high = wilson_interval(row["mean"] * count, count)
         gap, wide = row["mean"] - test["bound"], low <= test["bound"] <= high
         why = f"the interval of a rate, {low:.2f} to {high:.2f}, includes {test['bound']:g}"
-        held = None if wide else (gap > 0) == above
-        yield Outcome(held, gap, f"{why}; more networks would tell" if wide else "", cell=cell)
+        yield Outcome(None if wide else (gap > 0) == above, gap,
+                      f"{why}; more networks would tell" if wide else "", cell=cell)  # fmt: skip
 
 
 def _ahead(test: Test, table: str, frame: pd.DataFrame) -> Iterator[Outcome]:

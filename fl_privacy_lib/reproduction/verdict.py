@@ -274,8 +274,10 @@ class Verdict:
 
     def __str__(self) -> str:
         what = "its counter-example holds" if self.status is Status.REFUTED else "holds"
-        many = f": {what} on {self.held} of {self.cells} recorded cells"
-        return self.status + (many if self.cells else "")
+        if self.outcomes and all(o.held is None for o in self.outcomes):
+            what = "is decided"
+        return self.status + (f": {what} on {self.held} of {self.cells} recorded cells"
+                              if self.cells else "")  # fmt: skip
 
 
 def decide(

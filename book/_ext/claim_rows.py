@@ -65,7 +65,9 @@ class Claim:
             return ""
         what = "counter-example in " if self.status is Status.REFUTED else ""
         cells = "cell" if self.verdict.cells == 1 else "cells"
-        return f"{what}{self.verdict.held} of {self.verdict.cells} {cells}"
+        open_ = self.verdict.outcomes and all(o.held is None for o in self.verdict.outcomes)
+        none = ", none of them decided" if open_ else ""
+        return f"{what}{self.verdict.held} of {self.verdict.cells} {cells}{none}"
 
     @property
     def tests(self) -> list[str]:

@@ -332,8 +332,10 @@ HELD = {
     "fed_cdp.finding.order_of_epsilons",
 }
 FAILED = {
-    "fed_cdp.one_sampling_rate", "fed_alpha_cdp.one_sampling_rate", "fed_alpha_cdp.printed_schedules"
-}  # fmt: skip
+    "fed_cdp.one_sampling_rate",
+    "fed_alpha_cdp.one_sampling_rate",
+    "fed_alpha_cdp.printed_schedules",
+}
 
 
 def of_chapter():

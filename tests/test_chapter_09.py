@@ -154,7 +154,7 @@ def near(base, method, shift):
 
 
 def sliced(key):
-    return key["method"] == "risk_compensation" and key["repair"] == "right_variance"
+    return key["method"] == "risk_compensation" and key["repair"] != "no_repair"
 
 
 @pytest.mark.parametrize(("name", "means", "status"), [
@@ -230,17 +230,29 @@ def test_the_solution_of_the_coding_exercise_passes_its_check(capsys):
     assert names["check_my_release"](names["my_release"]), capsys.readouterr().out
 
 
+def cut(update, bound):
+    return update * bound / max(bound, float(update.norm()))
+
+
+def draws(generator, size=400):
+    return torch.randn(size, generator=generator)
+
+
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [
-        (lambda u, r, c, s, g: u + s * c * torch.randn(len(u), generator=g), "norm 2"),
-        (lambda u, r, c, s, g: u * c / 10, "noise of 1 on the other"),
-        (lambda u, r, c, s, g: u * c / 10 + s * c * torch.randn(len(u), generator=g),
-         "noise of 2 on the risky"),
-        (lambda u, r, c, s, g: u * c / 10 + r * s * c * torch.randn(len(u), generator=g),
-         "noise of 1 on the other"),
-        (lambda u, r, c, s, g: None, "expected a tensor"),
-        (lambda u, r, c, s, g: u[:3], "expected a tensor of shape"),
+        (lambda u, r, c, s, g: u + s * c * (1 + r) * draws(g), "is the whole update clipped"),
+        (lambda u, r, c, s, g: u * 0.2 + s * c * (1 + r) * draws(g), "an update of norm 1"),
+        (lambda u, r, c, s, g: u * c / u.norm() + s * c * (1 + r) * draws(g), "update of norm 1"),
+        (lambda u, r, c, s, g: cut(u, c), "noise of"),
+        (lambda u, r, c, s, g: cut(u, c) + s * c * draws(g), "noise of 2 on"),
+        (lambda u, r, c, s, g: cut(u, c) + r * s * c * 2 * draws(g), "noise of 1 on"),
+        (lambda u, r, c, s, g: cut(u, c) + s * c * (1 + r) * draws(g, 200).repeat_interleave(2),
+         "in some direction hardly any noise"),
+        (lambda u, r, c, s, g: cut(u, c) + s * c * (1 + r) * 12**0.5 * (
+            torch.rand(len(u), generator=g) - 0.5), "expected normal noise"),
+        (lambda u, r, c, s, g: None, "expected tensors"),
+        (lambda u, r, c, s, g: u[:3], "expected tensors of shape"),
     ],
 )  # fmt: skip
 def test_the_check_says_what_is_wrong(wrong, word, capsys):

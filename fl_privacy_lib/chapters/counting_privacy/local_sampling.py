@@ -59,9 +59,9 @@ def local_sampling_epsilon(
     has in its place an example that is zero in the first layer: both give the same law.
 
     The adversary reads two numbers of the client's update, or of a sum with as much noise on every
-    step, after each round: the change along the two directions, over z C √L. The second is normal around s = B √L / z where the client
-    took part, around 0 elsewhere, with and without x; a round where it is beyond a threshold is
-    *marked*. The first is normal around k / (z √L), with k the uses of x, binomial of L B draws at
+    step, after each round: the change along the two directions, over z C √L. The second is normal
+    around s = B √L / z where the client took part, around 0 elsewhere, with and without x; a round
+    where it is beyond a threshold is *marked*. The first is normal around k / (z √L), with k the uses of x, binomial of L B draws at
     1/n; without x it is around 0. The first numbers of the N marked rounds, added and divided by
     √N, are normal around J / (z √(L N)), J uses in all. Given N both laws are known in closed form,
     and so is δ(ε) for the best threshold on that one number; a threshold that is not the best

@@ -223,8 +223,11 @@ def _printed_schedules() -> list[Case]:
     }
     budget, setting = _moments(given.EXAMPLE_RATE, 6.0, 10_000), f"{first:g} to {last:g}"
     within = [("printed_schedules", name, budget, found) for name, found in spent.items()]
-    least = [("exponential_spends_least", f"exponential, against {name}", other, spent["exponential"])
-             for name, other in spent.items() if name != "exponential"]  # fmt: skip
+    least = [
+        ("exponential_spends_least", f"exponential, against {name}", other, spent["exponential"])
+        for name, other in spent.items()
+        if name != "exponential"
+    ]
     return [Case(*case, setting={"sigma": setting}) for case in within + least]
 
 

@@ -61,12 +61,12 @@ def local_sampling_epsilon(
     The adversary reads two numbers of the client's update, or of a sum with as much noise on every
     step, after each round: the change along the two directions, over z C √L. The second is normal
     around s = B √L / z where the client took part, around 0 elsewhere, with and without x; a round
-    where it is beyond a threshold is *marked*. The first is normal around k / (z √L), with k the uses of x, binomial of L B draws at
-    1/n; without x it is around 0. The first numbers of the N marked rounds, added and divided by
-    √N, are normal around J / (z √(L N)), J uses in all. Given N both laws are known in closed form,
-    and so is δ(ε) for the best threshold on that one number; a threshold that is not the best
-    would only lower it. All that the adversary throws away makes the bound smaller, never wrong;
-    what remains is rounding, below 1e-9.
+    where it is beyond a threshold is *marked*. The first is normal around k / (z √L), with k the
+    uses of x, binomial of L B draws at 1/n; without x it is around 0. The first numbers of the N
+    marked rounds, added and divided by √N, are normal around J / (z √(L N)), J uses in all. Given N
+    both laws are known in closed form, and so is δ(ε) for the best threshold on that one number; a
+    threshold that is not the best would only lower it. All that the adversary throws away makes the
+    bound smaller, never wrong; what remains is rounding, below 1e-9.
 
     Examples
     --------

@@ -65,8 +65,7 @@ class Claim:
             return ""
         what = "counter-example in " if self.status is Status.REFUTED else ""
         cells = "cell" if self.verdict.cells == 1 else "cells"
-        open_ = self.verdict.outcomes and all(o.held is None for o in self.verdict.outcomes)
-        none = ", none of them decided" if open_ else ""
+        none = ", none of them decided" if self.verdict.open else ""
         return f"{what}{self.verdict.held} of {self.verdict.cells} {cells}{none}"
 
     @property

@@ -272,10 +272,16 @@ class Verdict:
     beside: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 
+    @property
+    def open(self) -> bool:
+        """Whether cells were compared, and none of them decides."""
+        return bool(self.outcomes) and all(o.held is None for o in self.outcomes)
+
     def __str__(self) -> str:
-        what = "its counter-example holds" if self.status is Status.REFUTED else "holds"
-        if self.outcomes and all(o.held is None for o in self.outcomes):
-            what = "is decided"
+        what = (
+            "its counter-example holds" if self.status is Status.REFUTED
+            else "is decided" if self.open else "holds"
+        )  # fmt: skip
         return self.status + (f": {what} on {self.held} of {self.cells} recorded cells"
                               if self.cells else "")  # fmt: skip
 
@@ -312,7 +318,6 @@ def decide(
         return Verdict(Status.UNDECIDED, *counts, lost)
     if any(o.held is False and not o.exceeded for o in outcomes):
         return Verdict(Status.NOT_REPRODUCED, *counts)
-    undecided = [o.why for o in outcomes if o.held is None]
-    if undecided:
+    if undecided := [o.why for o in outcomes if o.held is None]:
         return Verdict(Status.UNDECIDED, *counts, undecided[0])
     return Verdict(Status.EXCEEDED, *counts)

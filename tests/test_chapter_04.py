@@ -71,6 +71,14 @@ def test_fed_sdp_clips_and_noises_the_update_once():
     assert chapter.distance(loose, plain) < 1e-6
 
 
+def test_a_participation_is_timed_over_the_paper_s_hundred_iterations():
+    whole, short = (grid.Timing(t, "lfw", 1) for t in list(grid.WRITTEN)[1::-1])
+    assert [len(t.workload.scene(*t.sizes).batches()[0]) for t in (whole, short)] == [100, 10]
+    rows = grid.rows_of(whole.table, 1)
+    assert {row.key["local_iterations"] for row in rows} == {100}
+    assert {row.key["dataset"] for row in rows} == set(grid.FEDERATED)
+
+
 @pytest.mark.parametrize("table", grid.WRITTEN)
 def test_every_compiled_cell_is_trained_by_the_compiled_engine(table):
     pytest.importorskip("numba", reason="the compiled engine")

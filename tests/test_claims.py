@@ -508,12 +508,24 @@ def test_values_join_the_published_cells(tmp_path):
     ]
     write_rows(tmp_path, *rows)
     compared = compare("fed_cdp/table_7", measured("fed_cdp/table_7", tmp_path))
-    assert {(c.printed["metric"], c.printed["value"], c.held) for c in compared if c.cell} == {
+    found = [(c.printed["metric"], c.printed["value"], c.outcome.held) for c in compared if c.cell]
+    assert set(found) == {
         ("resilient", "false", True), ("rmse", "0.0008", True), ("attack_iterations", "7", False),
     }  # fmt: skip
     assert len(compared) == len(load_published("fed_cdp/table_7")), "the others stand alone"
     only = compare("fed_cdp/table_7", measured("fed_cdp/table_7", tmp_path), "rmse")
     assert {c.printed["metric"] for c in only} == {"rmse"}
+
+
+@pytest.mark.parametrize("iterations", [300.0, 40.0])
+def test_the_limit_of_a_failed_attack_is_compared_with_nothing(tmp_path, iterations):
+    write_rows(tmp_path, {}, {"metric": "attack_iterations", "mean": iterations})
+    compared = compare("fed_cdp/table_7", measured("fed_cdp/table_7", tmp_path))
+    ran = [c for c in compared if c.cell]
+    assert {(c.printed["metric"], c.outcome and c.outcome.held) for c in ran} == {
+        ("resilient", True), ("attack_iterations", None),
+    }  # fmt: skip
+    assert claims.judge(ran).cells == 1, "the row of the table rests on what it says"
 
 
 def test_a_cell_without_a_published_value_stands_alone(tmp_path):

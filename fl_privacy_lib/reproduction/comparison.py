@@ -142,6 +142,7 @@ def _derived(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 NO_FAILURE = "the spread of some values is so wide that hardly any would miss the printed one"
+AT_LIMIT = ("attack_iterations", "300")  # printed of any failed attack: it says no more than that
 
 
 class Comparison(NamedTuple):
@@ -151,17 +152,12 @@ class Comparison(NamedTuple):
     ----------
     printed : the published row, or None for a cell that no paper prints
     cell : the recorded cell as `cells` returns it, or None where nothing is recorded
-    outcome : whether the value came out; None without one of the two
+    outcome : whether the value came out; None without one of the two, and for `AT_LIMIT`
     """
 
     printed: dict[str, Any] | None
     cell: dict[str, Any] | None
     outcome: Outcome | None = None
-
-    @property
-    def held(self) -> bool:
-        """Whether the value came out."""
-        return self.outcome is not None and bool(self.outcome.held)
 
 
 def compare(
@@ -193,9 +189,10 @@ def compare(
         answers = [c for c in of_keys.get(tuple(row[k] for k in keys), []) if f"{asked}_std" in c]
         answered |= {id(cell) for cell in answers}
         understood = not conventions.cause(paper, name, row)
-        pairs += [Comparison(row, c, _outcome(row, c, understood)) for c in answers] or [
-            Comparison(row, None)
-        ]
+        idle = (row["metric"], row["value"]) == AT_LIMIT
+        pairs += [
+            Comparison(row, c, None if idle else _outcome(row, c, understood)) for c in answers
+        ] or [Comparison(row, None)]
     alone = (c for cells_ in of_keys.values() for c in cells_ if id(c) not in answered)
     return pairs + [Comparison(None, cell) for cell in alone if unpublished]
 

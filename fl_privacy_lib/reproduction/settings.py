@@ -5,14 +5,21 @@ stand, with the same comments, in the parameters cell of its notebook; a test ke
 profile only chooses values.
 """
 
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fl_privacy_lib._checks import InputError, nearest, one_of, refuse
 
 PROFILES = ("smoke", "quick", "full")
-Device = Literal["auto", "cpu", "cuda"]
+# parameters of several chapters
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    Field(description="auto: a CUDA device where there is one, else the CPU"),
+]
+Seed = Annotated[int, Field(ge=0, lt=2**31, description="the first of those seeds")]
+ClipNorm = Annotated[float, Field(gt=0, le=1e6, description="clipping bound C, per tensor")]
+NoiseScale = Annotated[float, Field(ge=0, le=1e6, description="noise scale σ, in units of C")]
 FREE = {"dataset", "batch_dataset", "device", "seed"}  # in every profile
 
 

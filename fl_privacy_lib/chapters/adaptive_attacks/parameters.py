@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import ClipNorm, Device, Seed, Settings
 
 
 class AdaptiveAttacks(Settings):
@@ -35,7 +35,7 @@ class AdaptiveAttacks(Settings):
         "auto", description="images to attack; auto: mnist where its files are, else digits"
     )
     victims: int = Field(8, ge=1, le=1000, description="clients attacked, one image each")
-    clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
+    clip_norm: ClipNorm = 4.0
     pruned: float = Field(
         0.6, ge=0, lt=1, description="fraction of the gradient's coordinates that pruning drops"
     )
@@ -61,7 +61,5 @@ class AdaptiveAttacks(Settings):
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new weights, victims and noise"
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field(
-        "auto", description="auto: a CUDA device where there is one, else the CPU"
-    )
+    seed: Seed = 0
+    device: Device = "auto"

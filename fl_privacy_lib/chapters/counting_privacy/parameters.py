@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fl_privacy_lib._checks import InputError
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import Device, NoiseScale, Settings
 
 
 class CountingPrivacy(Settings):
@@ -47,7 +47,7 @@ class CountingPrivacy(Settings):
         "layer", description="what is clipped to C: each tensor, or the whole"
     )
     tensors: int = Field(3, ge=1, le=10_000, description="tensors of the model, M")
-    noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
+    noise_scale: NoiseScale = 6.0
     divide_by: Literal["as_method", "sqrt_batch", "batch", "none"] = Field(
         "as_method", description="what divides σC on the batch mean; as_method: the method's own"
     )

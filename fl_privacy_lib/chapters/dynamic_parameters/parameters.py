@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import Device, Seed, Settings
 
 
 class DynamicParameters(Settings):
@@ -53,7 +53,5 @@ class DynamicParameters(Settings):
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new weights, batches and noise"
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field(
-        "auto", description="auto: a CUDA device where there is one, else the CPU"
-    )
+    seed: Seed = 0
+    device: Device = "auto"

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import Device, NoiseScale, Settings
 
 
 class FastTraining(Settings):
@@ -30,7 +30,7 @@ class FastTraining(Settings):
         le=1e6,
         description="clipping bound C, per tensor; the papers' 4 would clip few of these examples",
     )
-    noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
+    noise_scale: NoiseScale = 6.0
     clients_per_chunk: int = Field(
         4, ge=1, le=10_000, description="clients that the fast engine stacks"
     )

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import ClipNorm, Device, Seed, Settings
 
 
 class FedAlphaCdp(Settings):
@@ -31,7 +31,7 @@ class FedAlphaCdp(Settings):
     local_iterations: int = Field(
         50, ge=1, le=10_000, description="local iterations in a participation, L"
     )
-    clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
+    clip_norm: ClipNorm = 4.0
     noise_scale: float = Field(
         1.0, ge=1e-3, le=1e6, description="noise scale σ, in units of C; where it falls, its level"
     )
@@ -45,10 +45,8 @@ class FedAlphaCdp(Settings):
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new clients' data, weights and noise"
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field(
-        "auto", description="auto: a CUDA device where there is one, else the CPU"
-    )
+    seed: Seed = 0
+    device: Device = "auto"
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:

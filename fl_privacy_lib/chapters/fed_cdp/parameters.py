@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import ClipNorm, Device, NoiseScale, Seed, Settings
 
 
 class FedCdp(Settings):
@@ -41,12 +41,12 @@ class FedCdp(Settings):
     batch_size: int = Field(
         0, ge=0, le=200, description="examples in a local batch, B; 0: the paper's for these data"
     )
-    clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
+    clip_norm: ClipNorm = 4.0
     decay_from: float = Field(
         6.0, gt=0, le=1e6, description="bound of the first round where it decays"
     )
     decay_to: float = Field(2.0, gt=0, le=1e6, description="where that bound ends after T rounds")
-    noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
+    noise_scale: NoiseScale = 6.0
     local_lr: float = Field(
         0.0,
         ge=0,
@@ -59,10 +59,8 @@ class FedCdp(Settings):
     seeds: int = Field(
         3, ge=1, le=100, description="repetitions with new clients' data, weights and noise"
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field(
-        "auto", description="auto: a CUDA device where there is one, else the CPU"
-    )
+    seed: Seed = 0
+    device: Device = "auto"
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import ClipNorm, Device, NoiseScale, Seed, Settings
 
 
 class ThreatTypes(Settings):
@@ -43,8 +43,8 @@ class ThreatTypes(Settings):
     long_iterations: int = Field(
         5, ge=2, le=1000, description="local iterations L of the longest participation"
     )
-    clip_norm: float = Field(4.0, gt=0, le=1e6, description="clipping bound C, per tensor")
-    noise_scale: float = Field(6.0, ge=0, le=1e6, description="noise scale σ, in units of C")
+    clip_norm: ClipNorm = 4.0
+    noise_scale: NoiseScale = 6.0
     batch_iterations: int = Field(
         60, ge=1, le=10_000, description="attack iterations of the batch attack's pictures"
     )
@@ -58,7 +58,5 @@ class ThreatTypes(Settings):
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new weights, victims and noise"
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field(
-        "auto", description="auto: a CUDA device where there is one, else the CPU"
-    )
+    seed: Seed = 0
+    device: Device = "auto"

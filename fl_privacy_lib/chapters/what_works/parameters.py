@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from fl_privacy_lib._checks import refuse
-from fl_privacy_lib.reproduction.settings import Device, Settings
+from fl_privacy_lib.reproduction.settings import Device, Seed, Settings
 
 
 class WhatWorks(Settings):
@@ -43,10 +43,8 @@ class WhatWorks(Settings):
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new weights, batches and noise"
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="the first of those seeds")
-    device: Device = Field(
-        "auto", description="auto: a CUDA device where there is one, else the CPU"
-    )
+    seed: Seed = 0
+    device: Device = "auto"
 
     @model_validator(mode="after")
     def _check_margin(self) -> Self:

@@ -184,14 +184,16 @@ def compare(
     paper, _, name = table.partition("/")
     pairs, answered = [], set()
     for row in ({str(k): v for k, v in row.items()} for row in printed.to_dict("records")):
-        asked = row["measured_as"]
-        # what was measured: a setting may have the name of a metric
-        answers = [c for c in of_keys.get(tuple(row[k] for k in keys), []) if f"{asked}_std" in c]
+        answers = [  # with what was measured: a setting may have the name of a metric
+            c
+            for c in of_keys.get(tuple(row[k] for k in keys), [])
+            if row["measured_as"] + "_std" in c
+        ]
         answered |= {id(cell) for cell in answers}
         understood = not conventions.cause(paper, name, row)
-        idle = (row["metric"], row["value"]) == AT_LIMIT
+        says = (row["metric"], row["value"]) != AT_LIMIT
         pairs += [
-            Comparison(row, c, None if idle else _outcome(row, c, understood)) for c in answers
+            Comparison(row, c, _outcome(row, c, understood) if says else None) for c in answers
         ] or [Comparison(row, None)]
     alone = (c for cells_ in of_keys.values() for c in cells_ if id(c) not in answered)
     return pairs + [Comparison(None, cell) for cell in alone if unpublished]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_dp_scenes import by_flipping, generator, signs_distribution
 from scipy.integrate import quad
-from test_local_dp import by_flipping, generator, signs_distribution
 
 from fl_privacy_lib._checks import InputError
 from fl_privacy_lib.audit import local_statement

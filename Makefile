@@ -13,17 +13,21 @@ help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 # a word without P="..." would be dropped in silence
+SMALL := $(strip $(foreach v,nb p profile,$(if $(filter command,$(origin $v)),$v)))
+$(if $(SMALL),$(error write NB, P and PROFILE in capitals, not $(SMALL)))
 STRAY := $(strip $(foreach v,$(filter-out NB PROFILE P PYTHON,$(.VARIABLES)),$(if $(filter command,$(origin $v)),$v=$($v))))
 $(if $(STRAY),$(error write parameters inside P, not beside it: P="$(STRAY)"))
 
 OF_A_CHAPTER := run params lab record
+$(if $(word 2,$(NB)),$(error one chapter at a time: NB=$(firstword $(NB))))
+$(if $(strip $(PROFILE)),,$(error PROFILE is empty: leave it out, or give smoke, quick or full))
 ifeq ($(origin PROFILE),command line)
 $(foreach goal,$(filter params lab,$(MAKECMDGOALS)),$(error make $(goal) has no profile: leave PROFILE out))
 endif
 ifndef NB
 $(foreach goal,$(filter $(OF_A_CHAPTER),$(MAKECMDGOALS)),$(error name a chapter, for example make $(goal) NB=01))
 else ifeq ($(origin NB),command line)
-$(foreach goal,$(filter-out $(OF_A_CHAPTER),$(MAKECMDGOALS)),$(error make $(goal) is not about one chapter: leave NB out))
+$(foreach goal,$(filter-out $(OF_A_CHAPTER),$(MAKECMDGOALS)),$(error make $(goal) takes no chapter: leave NB out (make help lists what there is)))
 endif
 
 setup: $(VENV)/.ready ## create .venv and install everything (once; 8 GB of disk, 1 to 5 minutes)

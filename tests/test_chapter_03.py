@@ -88,6 +88,13 @@ def test_every_population_that_can_be_dealt_out_is_accepted():
         )
 
 
+def test_an_example_has_as_many_holders_as_the_places_of_all_clients_ask_for():
+    for changes, holders in (({}, 10), ({"clients": 200}, 2), ({"repeats": 3}, 4)):
+        assert chapter.own_system(CountingPrivacy.checked(**changes))[2].holders == holders
+        named = CountingPrivacy.checked(**changes, holders=holders + 1)
+        assert chapter.own_system(named)[2].holders == holders + 1
+
+
 def test_profiles_never_shrink_what_is_recomputed():
     for values in CountingPrivacy.profiles.values():
         assert set(values) <= {"curve_points", "second_library"}
@@ -100,7 +107,7 @@ def test_profiles_never_shrink_what_is_recomputed():
         ({"batch_size": 501}, "client_size"),
         ({"holders": 1_001}, "holders"),
         ({"holders": 9}, "holders to 10"),
-        ({"clients": 2_000}, "holders to 20"),
+        ({"clients": 2_000, "holders": 10}, "holders to 20"),
         ({"examples": 400}, "repeats to 2"),
         ({"examples": 500_001}, "lower examples"),
         ({"delta": 1.0}, "delta"),

@@ -133,19 +133,18 @@ class Experiment(ABC):
         measured = [self.representative(point) for point in points]
         distinct = list(dict.fromkeys(measured))
         missing = [p for p in distinct if not _path(self, p, device).exists()]
-        if missing:
+        if distinct:
             report_progress(f"{label}to compute: {len(missing)} of {len(distinct)} points")
         fresh = _run_in_order(self, missing, device, workers or os.cpu_count() or 1)
-        results: dict[Any, Result] = {}
+        results = {p: _compute(self, p, device) for p in distinct if p not in missing}  # kept
         for point, same in zip(points, measured, strict=True):
             if same not in results:
-                new = same in missing
-                results[same] = next(fresh) if new else _compute(self, same, device)
+                results[same] = next(fresh)
                 done = sum(p in results for p in missing)
                 report_progress(
-                    f"{label}{len(results)}/{len(distinct)} {self.words(same, results[same])}, "
+                    f"{label}{done}/{len(missing)} {self.words(same, results[same])}, "
                     f"{float(results[same]['seconds']):.0f} s; "
-                    + (time_left(started, done, len(missing)) if new else "kept from before")
+                    + time_left(started, done, len(missing))
                 )
             yield point, results[same]
 
@@ -192,7 +191,7 @@ def record(
     ----------
     settings : usually the `full` profile. `dataset` restricts the recording to one data set; one
         that a table does not have in its paper is recorded there where the table is named.
-    only : a part's name or 'paper/table'; None: all, but the long ones only on a CUDA device
+    only : a part's name, 'paper/table' or 'table'; None: all, the long ones only on a CUDA device
     folder : where the measured tables lie
     plain : the profile's own settings, where a reader has changed some
 
@@ -262,7 +261,8 @@ def record(
 def _wanted(parts: list[Part], only: str | None, device: torch.device) -> list[Part]:
     return [
         p for p in parts
-        if only in (p.name, p.table) or (only is None and (device.type == "cuda" or not p.long))
+        if only in (p.name, p.table, p.table.partition("/")[2])
+        or (only is None and (device.type == "cuda" or not p.long))
     ]  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def _record_rows(
     path = folder / f"{part.table}.csv"
     known = recorded_rows(path, rows[0].key)
     missing = [row for row in rows if not is_recorded(known, row)]
-    report_progress(f"{part.name or part.table}: {len(rows) - len(missing)} of {len(rows)} points "
+    report_progress(f"{part.name or part.table}: {len(rows) - len(missing)} of {len(rows)} rows "
                     f"are recorded already, in {path}")  # fmt: skip
     points = [point for row in missing for point in row.points]
     stream = experiment.finish(points, device, f"{part.name or part.table} ",

@@ -72,13 +72,13 @@ class Settings(BaseModel):
         Raises
         ------
         InputError
-            One sentence that names both parameters, their values and the one to lower.
+            One sentence that names both parameters, their values and what to change.
         """
         for small, large in pairs.items():
             if getattr(self, small) > getattr(self, large):
                 raise InputError(
                     f"{small} = {getattr(self, small)} is more than {large} = "
-                    f"{getattr(self, large)}: lower {small}."
+                    f"{getattr(self, large)}: lower {small} or raise {large}."
                 )
 
     @classmethod

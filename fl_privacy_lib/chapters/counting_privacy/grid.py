@@ -89,7 +89,7 @@ def own_system(settings: CountingPrivacy) -> tuple[Defense, Plan, Holding]:
         settings.examples,
         settings.client_size,
         settings.tensors,
-        settings.holders,
+        settings.holders or settings.least_holders,
         settings.repeats,
     )
     return defense, plan, holding

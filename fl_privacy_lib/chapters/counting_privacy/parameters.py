@@ -34,7 +34,12 @@ class CountingPrivacy(Settings):
         500, ge=1, le=10**8, description="examples of a client, repeats counted, n"
     )
     examples: int = Field(50_000, ge=1, le=10**10, description="different examples in all, N")
-    holders: int = Field(10, ge=1, le=10_000, description="clients that hold a given example")
+    holders: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="clients that hold a given example; 0: K·n/(N·repeats), rounded up",
+    )
     repeats: int = Field(1, ge=1, le=10_000, description="times that each of them holds it")
     client_sampling: Literal["fixed", "poisson"] = Field(
         "fixed", description="how the clients of a round are drawn"
@@ -87,6 +92,11 @@ class CountingPrivacy(Settings):
             )
         return self
 
+    @property
+    def least_holders(self) -> int:
+        """Clients that hold an example at the least: N examples fill K·n places."""
+        return math.ceil(self.clients * self.client_size / (self.examples * self.repeats))
+
     def _check_shares(self) -> None:
         """Refuse a worst case that is better than the mean: N examples fill K·n places."""
         N, places = self.examples, self.clients * self.client_size
@@ -96,7 +106,7 @@ class CountingPrivacy(Settings):
             )
         for name, mean in (
             ("repeats", self.client_size / N),
-            ("holders", places / (N * self.repeats)),
+            ("holders", self.least_holders if self.holders else 0),
         ):
             if getattr(self, name) < mean:
                 raise InputError(

@@ -217,11 +217,13 @@ class LeakageExperiment(Experiment):
 
     def words(self, point: Any, result: Result) -> str:
         """Return what was attacked how, and the share that was recovered."""
+        signs = {"batch_size": "B=", "local_iterations": "L="}
         settings = " ".join(
-            f"{getattr(point, n)}"
-            for n in ("dataset", "threat_type", "method", "level", "attack", "arm", "attacker")
+            f"{signs.get(n, '')}{getattr(point, n)}"
+            for n in ("dataset", "threat_type", "method", "level", "attack", "arm", "attacker",
+                      *signs)
             if n in vars(point)
-        )
+        )  # fmt: skip
         return f"{settings}: success {float(np.mean(result['success'])):.2f}"
 
 

@@ -12,9 +12,9 @@ RUN := $(BIN)/python -m fl_privacy_lib
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-# a word without P="..." would be dropped in silence
 SMALL := $(strip $(foreach v,nb p profile,$(if $(filter command,$(origin $v)),$v)))
 $(if $(SMALL),$(error write NB, P and PROFILE in capitals, not $(SMALL)))
+# a word without P="..." would be dropped in silence
 STRAY := $(strip $(foreach v,$(filter-out NB PROFILE P PYTHON,$(.VARIABLES)),$(if $(filter command,$(origin $v)),$v=$($v))))
 $(if $(STRAY),$(error write parameters inside P, not beside it: P="$(STRAY)"))
 

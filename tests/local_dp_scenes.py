@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from scipy import stats
 
+from fl_privacy_lib.defenses.perturbation import Duchi, Hybrid, Laplace, Piecewise
+
+ONE_DIMENSIONAL = (Duchi, Piecewise, Hybrid, Laplace)
 WRONG_ALARM = 1e-6
 
 

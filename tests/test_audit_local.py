@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_dp_scenes import by_flipping, generator, signs_distribution
+from local_dp_scenes import ONE_DIMENSIONAL, by_flipping, generator, signs_distribution
 from scipy.integrate import quad
 
 from fl_privacy_lib._checks import InputError
@@ -19,8 +19,6 @@ from fl_privacy_lib.defenses.perturbation import (
     Compressed,
     Duchi,
     Flat,
-    Hybrid,
-    Laplace,
     Piecewise,
     random_projection,
 )
@@ -31,7 +29,6 @@ from fl_privacy_lib.defenses.selection import (
     RandomChoice,
 )
 
-ONE_DIMENSIONAL = (Duchi, Piecewise, Hybrid, Laplace)
 BUDGETS = (0.5, 1, 2, 4)
 # d, k (the data sets' k is 0.1 d): exact ε of PE with p = e^ε/(1 + e^ε) at the four budgets
 ENCODING = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_dp_scenes import WRONG_ALARM, by_flipping, fits, generator
+from local_dp_scenes import ONE_DIMENSIONAL, WRONG_ALARM, by_flipping, fits, generator
 from scipy import stats
 from scipy.integrate import quad
 
@@ -31,7 +31,6 @@ from fl_privacy_lib.defenses.selection import (
 )
 from fl_privacy_lib.defenses.values import HYBRID_FROM
 
-ONE_DIMENSIONAL = (Duchi, Piecewise, Hybrid, Laplace)
 EPSILONS = st.floats(0.01, 50)
 
 

@@ -41,6 +41,8 @@ CENTRALISED = {
     "purchase": Workload((600,), 100),
 }
 """The dynamic-parameters paper's, with the batch sizes of its Table II."""
+PARTICIPATION = "fed_cdp/table_3_participation"
+"""What acts once a participation, timed over a whole one: the paper's hundred local iterations."""
 SCHEDULED = 0.75 * CLIP_NORM  # a bound that has decayed: the value changes no time
 WRITTEN: dict[str, dict[str, Written]] = {
     "fed_cdp/table_3": {
@@ -49,10 +51,7 @@ WRITTEN: dict[str, dict[str, Written]] = {
         "fed_cdp": Written(),
         "fed_cdp_decay": Written(SCHEDULED),
     },
-    "fed_cdp/table_3_participation": {
-        "non_private": Written(None),
-        "fed_sdp": Written(at_update=True),
-    },
+    PARTICIPATION: {"non_private": Written(None), "fed_sdp": Written(at_update=True)},
     "fed_alpha_cdp/table_9": {
         "non_private": Written(None),
         "fed_sdp": Written(at_update=True),
@@ -69,11 +68,9 @@ WRITTEN: dict[str, dict[str, Written]] = {
         "dp_dyns_sigma": Written(SCHEDULED, 15.0, largest=True, on_batch=True),
     },
 }
-"""Table → method → its round as the paper writes it down.
-
-The second has the paper's hundred local iterations: what acts once a participation is measured over
-a whole one.
-"""
+"""Table → method → its round as the paper writes it down."""
+SIZES = {PARTICIPATION: (5, 100), "dynamic_parameters/table_10": (1, 2)}
+"""Table → K_t and L of its runs; the others have 5 and 10."""
 COMPILED: dict[str, Defense] = {
     "non_private": non_private(),
     "fed_sdp": fed_sdp(),
@@ -87,12 +84,14 @@ COMPILED: dict[str, Defense] = {
 }
 """Method → the defence that the compiled engine trains; rules that follow norms are among them."""
 STACKED = ("non_private", "fed_sdp", "fed_cdp", "dp_baseline")
-BASE = {
-    "dynamic_parameters/table_10": "dp_baseline",
-    "fed_cdp/table_3_participation": "non_private",
-}
+BASE = {PARTICIPATION: "non_private", "dynamic_parameters/table_10": "dp_baseline"}
 """Table → the method whose cost the paper compares its own with; the others' is Fed-CDP."""
 PLAIN = "as_written:non_private"
+
+
+def workloads(table: str) -> dict[str, Workload]:
+    """Return a table's data sets, with the network and the batch of each."""
+    return CENTRALISED if table.startswith("dynamic_parameters") else FEDERATED
 
 
 @dataclass(frozen=True)
@@ -105,20 +104,14 @@ class Timing:
     compiled: bool = True
 
     @property
-    def centralised(self) -> bool:
-        """Whether one client has all the data, in large batches."""
-        return self.table.startswith("dynamic_parameters")
-
-    @property
     def workload(self) -> Workload:
         """The network and the batch."""
-        return (CENTRALISED if self.centralised else FEDERATED)[self.data]
+        return workloads(self.table)[self.data]
 
     @property
     def sizes(self) -> tuple[int, int]:
         """K_t and L of the run."""
-        whole = self.table.endswith("_participation")
-        return (1, 2) if self.centralised else (5, 100 if whole else 10)
+        return SIZES.get(self.table, (5, 10))
 
 
 def compiled_here() -> bool:
@@ -148,7 +141,7 @@ def measure(point: Timing) -> Result:
 def rows_of(table: str, repetitions: int) -> list[Row]:
     """Return the rows of a table: one for each data set, engine and method."""
     rows = []
-    for data in CENTRALISED if table.startswith("dynamic_parameters") else FEDERATED:
+    for data in workloads(table):
         point = Timing(table, data, repetitions, compiled_here())
         participants, iterations = point.sizes
         for name in engines_of(table):

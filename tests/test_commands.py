@@ -348,7 +348,9 @@ def test_a_port_in_use_gets_one_sentence(monkeypatch, tmp_path):
         __main__._serve(99999)
 
 
-def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_in, monkeypatch):
+def test_a_recording_writes_rows_as_points_finish_and_resumes(
+    tmp_path, points_in, monkeypatch, capsys
+):
     settings = ThreatTypes(dataset="digits", victims=1, batch_victims=1, max_iterations=1)
     ran, real = [], run.leakage.measure
 
@@ -363,13 +365,16 @@ def test_a_recording_writes_rows_as_points_finish_and_resumes(tmp_path, points_i
     with pytest.raises(KeyboardInterrupt):
         experiment.record(run.EXPERIMENT, settings, "fed_cdp/table_7", tmp_path)
     path = tmp_path / "fed_cdp" / "table_7.csv"
-    first_rows = path.read_text()
+    first_rows, took = path.read_text(), experiment.recorded_rows(path, {}).seconds
     assert len(ran) == 3 and first_rows.count("attack_success_rate") >= 2
     monkeypatch.setattr(
         run.leakage, "measure", lambda point, *rest: ran.append(point) or real(point, *rest)
     )
+    assert "rows there took" not in capsys.readouterr().err  # nothing was recorded yet
     experiment.record(run.EXPERIMENT, settings, "fed_cdp/table_7", tmp_path)
     assert path.read_text().startswith(first_rows)
+    cost = f"; rows there took {took.min():.0f} to {took.max():.0f} s"
+    assert capsys.readouterr().err.splitlines()[0].endswith(cost)
     grid = threat_types.recorded_grid(settings, ("digits",))["fed_cdp/table_7"]
     assert len(ran) == 3 + len({point.view for point in grid}) - 2
 

@@ -285,7 +285,9 @@ def _record_rows(
     known = recorded_rows(path, rows[0].key)
     missing = [row for row in rows if not is_recorded(known, row)]
     report_progress(f"{part.name or part.table}: {len(rows) - len(missing)} of {len(rows)} rows "
-                    f"are recorded already, in {path}")  # fmt: skip
+                    f"are recorded already, in {path}" + (
+                    f"; rows there took {known.seconds.min():.0f} to {known.seconds.max():.0f} s"
+                    if missing and len(known) else ""))  # fmt: skip
     points = [point for row in missing for point in row.points]
     stream = experiment.finish(points, device, f"{part.name or part.table} ",
                                1 if part.alone else None)  # fmt: skip

@@ -4,6 +4,7 @@ A cell is one published value; `cells` recomputes a table under its conventions.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fl_privacy_lib.accounting import conventions as given
@@ -20,9 +21,8 @@ from fl_privacy_lib.sampling import Plan
 TABLES = tuple("/".join(key) for key in CONVENTIONS)
 """The published tables that accounting can answer, as 'paper/table'."""
 
-DELTA = given.DELTA
 
-
+@cache  # of every setting alike
 def cells(table: str) -> tuple[Cell, ...]:
     """Return every cell of a published table that accounting can answer, with our value.
 
@@ -64,7 +64,7 @@ def cell_row(table: str, cell: Cell) -> dict[str, Any]:
         "relation": "add_remove",
         "sampling": "poisson",
         "sampling_rate": given.CLIENT_RATE if client else given.EXAMPLE_RATE,
-        "delta": DELTA,
+        "delta": given.DELTA,
     }
 
 
@@ -106,6 +106,6 @@ def curve(accountant: Accountant, steps: Sequence[int], noise: float) -> list[fl
     """
     run = Event(given.EXAMPLE_RATE, noise, "example", "add_remove", uses=max(steps))
     if accountant == "pld":
-        return [spend(Ledger.of(run).first(count), "pld", DELTA).epsilon for count in steps]
-    whole = spending_curve(run, accountant, DELTA)
+        return [spend(Ledger.of(run).first(count), "pld", given.DELTA).epsilon for count in steps]
+    whole = spending_curve(run, accountant, given.DELTA)
     return [float(whole[count - 1]) for count in steps]

@@ -21,7 +21,7 @@ class CountingPrivacy(Settings):
         "fed_cdp_example", "fed_cdp_batch", "fed_sdp_client", "fed_sdp_server", "non_private"
     ] = Field(
         "fed_cdp_batch",
-        description="what is run; the word after the last underscore says where noise enters",
+        description="what is run; its last word says where noise enters",
     )
     clients: int = Field(1000, ge=1, le=10**7, description="clients in all, K")
     participants: int = Field(100, ge=1, le=10**7, description="clients in a round, K_t")

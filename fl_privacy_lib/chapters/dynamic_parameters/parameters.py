@@ -43,8 +43,7 @@ class DynamicParameters(Settings):
         0.0,
         ge=0,
         le=100,
-        description="learning rate η; 0: the best recorded on MNIST for C of 4, times 4/C; on "
-        "other data the baseline's best of five, held out",
+        description="learning rate η; 0: MNIST's best times 4/C; elsewhere the best of five",
     )
     batches: int = Field(
         8, ge=1, le=10_000, description="batches whose largest gradient norm is read, a stage"

@@ -17,7 +17,7 @@ class FastTraining(Settings):
     }
     workload: Literal["mnist", "cifar10", "lfw", "adult", "cancer"] = Field(
         "mnist",
-        description="shape of the examples, network and classes; the examples are random numbers",
+        description="shape of the examples, network and classes; the examples are random",
     )
     participants: int = Field(10, ge=1, le=100_000, description="clients in a round, K_t")
     local_iterations: int = Field(
@@ -28,7 +28,7 @@ class FastTraining(Settings):
         0.5,
         gt=0,
         le=1e6,
-        description="clipping bound C, per tensor; the papers' 4 would clip few of these examples",
+        description="clipping bound C, per tensor; the papers' 4 would clip few of these",
     )
     noise_scale: NoiseScale = 6.0
     clients_per_chunk: int = Field(

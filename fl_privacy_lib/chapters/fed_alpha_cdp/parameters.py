@@ -39,8 +39,7 @@ class FedAlphaCdp(Settings):
         0.0,
         ge=0,
         le=100,
-        description="the clients' learning rate η, of every arm; 0: Fed-CDP's best of five, on "
-        "held-out data",
+        description="the clients' learning rate η, of every arm; 0: Fed-CDP's best of five",
     )
     seeds: int = Field(
         1, ge=1, le=100, description="repetitions with new clients' data, weights and noise"

@@ -51,7 +51,7 @@ class FedCdp(Settings):
         0.0,
         ge=0,
         le=100,
-        description="the clients' learning rate η; 0: the best recorded for each arm on these data",
+        description="the clients' learning rate η; 0: each arm's best recorded on these data",
     )
     examples: int = Field(
         200, ge=1, le=10_000, description="examples whose utility bound is computed"

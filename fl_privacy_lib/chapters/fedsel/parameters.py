@@ -18,8 +18,7 @@ class FedSel(Settings):
     }
     dataset: Literal["auto", "syn_l", "syn_h", "bank", "kdd99", "adult_123", "cancer"] = Field(
         "auto",
-        description="records of the clients, one each; "
-        "auto: adult_123 where its files are, else syn_l",
+        description="the clients' records; auto: adult_123 where its files are, else syn_l",
     )
     model: Literal["logistic_regression", "svm"] = Field(
         "logistic_regression", description="loss of the linear model"

@@ -224,8 +224,8 @@ def _proved(
     seen = (
         "no amplification by the sampling of clients",
         "who takes part is seen, or can be told from a client's other examples; δ(ε) is averaged "
-        f"over how often the holders do, {plan.client_rate * plan.rounds * holders:.4g} times at "
-        f"most on average; each time a single copy is a Gaussian shifted by {once.mu:.3g} standard "
+        f"over all holders' participations, at most {plan.client_rate * plan.rounds * holders:.4g} "
+        f"in expectation; each time a single copy is a Gaussian shifted by {once.mu:.3g} standard "
         "deviations.",
     )
     reasons = (*by_copies[holding.repeats].reasons, *([copies] if holders > 1 else []), seen)

@@ -70,9 +70,9 @@ class FedCdpExperiment(Experiment):
         if isinstance(point, Utility):
             return f"{setting}: bound and noise at round {point.at_round}"
         state = ", diverged" if result["diverged"].any() else ""
-        engines = "/".join(sorted({str(name) for name in result["engine"]} - {""}))
+        engines = "".join(f", {name} engine" for name in sorted({*result["engine"]} - {""}))
         accuracy = float(result["accuracy"].mean())
-        return f"{setting} η={arm.local_lr:g}: accuracy {accuracy:.3f}{state}, {engines} engine"
+        return f"{setting} η={arm.local_lr:g}: accuracy {accuracy:.3f}{state}{engines}"
 
 
 EXPERIMENT = FedCdpExperiment()

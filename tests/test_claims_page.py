@@ -126,8 +126,11 @@ def test_the_cell_in_sight_is_the_one_farthest_off():
 def test_a_refuted_claim_shows_its_strongest_counter_example():
     claim = next(c for c in claims() if c.id == "fed_cdp.billboard")
     strongest = max(claim.verdict.outcomes, key=lambda o: o.gap).cell
-    assert float(claim.published) == pytest.approx(strongest["claimed"], abs=1e-3)
+    quantity, asked = claim.published.split(": ")
+    assert quantity == "ε" and float(asked) == pytest.approx(strongest["claimed"], abs=1e-3)
     assert claim.worst.found == pytest.approx(strongest["claimed"] + strongest["excess"])
+    taken_along = claim_files.cells_csv([claim]).splitlines()[1:]
+    assert all(line.endswith(",counter-example") for line in taken_along)  # not that it holds
 
 
 def test_the_grid_has_every_published_table_and_every_value_once():

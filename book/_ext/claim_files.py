@@ -5,6 +5,7 @@ from claim_rows import Claim
 from claim_tables import command
 
 from fl_privacy_lib.reproduction.figures import named
+from fl_privacy_lib.reproduction.verdict import Status
 
 
 def claims_csv(claims: list[Claim]) -> str:
@@ -40,10 +41,11 @@ def claims_csv(claims: list[Claim]) -> str:
 def cells_csv(claims: list[Claim]) -> str:
     """Return every compared cell as CSV."""
     words = {True: "yes", False: "no", None: "undecided"}
+    against = words | {True: "counter-example"}
     rows = [
         {"id": c.id, "cell": cell.words, "asked": cell.asked, "found": f"{cell.found:.6g}",
          "spread": f"{cell.spread:.3g}", "deviation": f"{cell.gap:.3g}", "seeds": cell.seeds,
-         "holds": words[cell.held]}
+         "holds": (against if c.status is Status.REFUTED else words)[cell.held]}
         for c in claims for cell in c.cells
     ]  # fmt: skip
     return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")

@@ -150,8 +150,9 @@ class Claim:
             return "—"
         if cell.asked in ("true", "false"):
             return "resists" if cell.asked == "true" else "does not resist"
-        if computed(self.test, self.verdict.outcomes[0].cell):
-            return cell.asked
+        row = self.verdict.outcomes[0].cell
+        if computed(self.test, row):
+            return f"{named(row['quantity'])}: {cell.asked}"
         if "than" in self.test:
             return self._arm("than") + cell.asked + self._left
         share = self.judged_by.startswith("rate")

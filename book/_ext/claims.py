@@ -215,12 +215,10 @@ def recompute(table: str, search: str | None) -> str:
     commands = [claim_tables.command(name) for name in (search, table) if name]
     lines = "".join(f"<pre><code>{html.escape(line)}</code></pre>" for line in commands)
     part = claim_tables.parts()[table]
-    note = f"The recorded points took {claim_tables.hours(table)}."
+    note = f"Rows that stand are kept. The recorded points took {claim_tables.hours(table)}."
     if part.names:
         note += f" In parts: {', '.join(f'<code>{name}</code>' for name in part.names)}."
-    return (
-        f'<details class="claim-command"><summary>Recompute</summary>{lines}<p>{note}</p></details>'
-    )
+    return f'<details class="claim-command"><summary>Record</summary>{lines}<p>{note}</p></details>'
 
 
 PARTS = {"headlines": headlines, "papers": papers, "list": claim_list}

@@ -4,7 +4,7 @@ Nothing is computed here. Every setting below was written down before the first 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -139,8 +139,8 @@ def finished(settings: DynamicParameters, dataset: str, tried: Tried) -> dict[Ce
 def stops() -> dict[tuple[str, ...], int]:
     """Return (policy, accounting, budget) → the iteration at which Table VIII stops, ours."""
     printed: Any = load_published(f"{PAPER}/table_8").to_dict("records")
-    names = ("noise_scale_policy", "accounting", "target_epsilon")
-    return {tuple(c.keys[n] for n in names): int(c.ours)
+    return {tuple(c.keys[n] for n in ("noise_scale_policy", "accounting", "target_epsilon")):
+            int(c.ours)
             for c in recompute(PAPER, "table_8", printed) if c.kind == "iterations"}  # fmt: skip
 
 
@@ -174,13 +174,19 @@ def reached(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row
 
 def curves(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
     """Return accuracy over iterations of the trainings with C = 4, at twenty places."""
-    names = ("dataset", "method", "noise_scale_policy", "schedule", "clip_norm", "rounds")
     return [
-        Row({"iteration": str(i * p.rounds // CURVE)} | {n: getattr(p, n) for n in names},
+        Row({"iteration": str(i * p.rounds // CURVE)} | {n: getattr(p, n) for n in (
+            "dataset", "method", "noise_scale_policy", "schedule", "clip_norm", "rounds")},
             (p,), partial(stopped_values, i / CURVE), p.seeds)
         for p in finished(settings, dataset, tried) if p.clip_norm == 4
         for i in range(1, CURVE + 1)
     ]  # fmt: skip
+
+
+def kept_rate(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
+    """Return the baseline at C = 32, with the learning rate that its search chose at C = 4."""
+    found = rows_of(judged, arms(("dp_baseline",)), settings, dataset, tried)
+    return [row_of(replace(row.points[0], clip_norm=32.0)) for row in found]
 
 
 def distinguishing(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
@@ -256,6 +262,7 @@ PARTS: dict[str, Any] = {
     for make, datasets in (
         (distinguishing, ("mnist",)), (fit, ("fashion_mnist",)), (table_3, tuple(BATCHES)),
         (stopped, ("mnist",)), (reached, ("mnist",)), (curves, ("mnist",)),
+        (kept_rate, ("mnist",)),
     )
 }  # fmt: skip
 """Part → its table, its data sets, and what makes a data set's rows, in the order of recording."""

@@ -231,6 +231,14 @@ def test_every_repair_has_the_epsilon_that_is_proved_of_the_baseline():
     assert proved(("dp_flat", {})) < proved(("quantile_clip", {})) > 1.001 * baseline
 
 
+def test_the_control_of_a_large_bound_has_the_rate_that_was_chosen_for_the_small_one():
+    (kept,) = grid.kept_rate(FULL, "mnist", EveryTry())[0].points
+    (small,) = grid.rows_of(judged, grid.arms(("dp_baseline",)), FULL, "mnist", EveryTry())[
+        0
+    ].points
+    assert kept == replace(small, clip_norm=32.0) and kept.local_lr > 0 and small.clip_norm == 4
+
+
 def test_the_fitted_schedule_is_the_best_of_the_record():
     record = measured("dynamic_parameters/fit")
     if record.empty:

@@ -218,7 +218,8 @@ def recompute(table: str, search: str | None) -> str:
     note = f"Rows that stand are kept. The recorded points took {claim_tables.hours(table)}."
     if part.names:
         note += f" In parts: {', '.join(f'<code>{name}</code>' for name in part.names)}."
-    return f'<details class="claim-command"><summary>Record</summary>{lines}<p>{note}</p></details>'
+    summary = "<summary>How to record it</summary>"
+    return f'<details class="claim-command">{summary}{lines}<p>{note}</p></details>'
 
 
 PARTS = {"headlines": headlines, "papers": papers, "list": claim_list}

@@ -208,7 +208,8 @@ def test_rows_of_one_table_have_keys_of_their_own_and_the_same_columns():
             rows = grid.rows_of(judged, some, FULL, d, EveryTry())
             assert rows and grid.rows_of(searches, some, FULL, d, EveryTry())
             tables.setdefault(table, []).extend(rows)
-    for make in (grid.stopped, grid.reached, grid.curves, grid.distinguishing, grid.table_3):
+    for make in (grid.stopped, grid.reached, grid.curves, grid.kept_rate, grid.distinguishing,
+                 grid.table_3):  # fmt: skip
         tables[make.__name__] = make(FULL, "mnist", EveryTry())
     tables["fit"] = grid.fit(FULL, "fashion_mnist", EveryTry())
     for rows in tables.values():
@@ -232,10 +233,9 @@ def test_every_repair_has_the_epsilon_that_is_proved_of_the_baseline():
 
 
 def test_the_control_of_a_large_bound_has_the_rate_that_was_chosen_for_the_small_one():
-    (kept,) = grid.kept_rate(FULL, "mnist", EveryTry())[0].points
-    (small,) = grid.rows_of(judged, grid.arms(("dp_baseline",)), FULL, "mnist", EveryTry())[
-        0
-    ].points
+    (row,) = grid.rows_of(judged, grid.arms(("dp_baseline",)), FULL, "mnist", EveryTry())
+    (control,) = grid.kept_rate(FULL, "mnist", EveryTry())
+    (small,), (kept,) = row.points, control.points
     assert kept == replace(small, clip_norm=32.0) and kept.local_lr > 0 and small.clip_norm == 4
 
 

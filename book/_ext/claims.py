@@ -206,11 +206,11 @@ def claim_text(claim: Claim, argued: Link) -> str:
             links.append(record_link(claim.search, "every learning rate tried (CSV)"))
     parts.append(f'<p class="claim-links">{" · ".join(links)}</p>')
     if table:
-        parts.append(recompute(table, claim.search))
+        parts.append(how_to_record(table, claim.search))
     return "".join(parts)
 
 
-def recompute(table: str, search: str | None) -> str:
+def how_to_record(table: str, search: str | None) -> str:
     """Return the commands that record a table, folded, with the time that they took."""
     commands = [claim_tables.command(name) for name in (search, table) if name]
     lines = "".join(f"<pre><code>{html.escape(line)}</code></pre>" for line in commands)

@@ -22,7 +22,7 @@ TABLES = tuple("/".join(key) for key in CONVENTIONS)
 """The published tables that accounting can answer, as 'paper/table'."""
 
 
-@cache  # of every setting alike
+@cache  # no setting changes it
 def cells(table: str) -> tuple[Cell, ...]:
     """Return every cell of a published table that accounting can answer, with our value.
 

@@ -185,8 +185,10 @@ def curves(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]
 
 def kept_rate(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
     """Return the baseline at C = 32, with the learning rate that its search chose at C = 4."""
-    found = rows_of(judged, arms(("dp_baseline",)), settings, dataset, tried)
-    return [row_of(replace(row.points[0], clip_norm=32.0)) for row in found]
+    return [
+        row_of(replace(row.points[0], clip_norm=32.0))
+        for row in rows_of(judged, arms(("dp_baseline",)), settings, dataset, tried)
+    ]
 
 
 def distinguishing(settings: DynamicParameters, dataset: str, tried: Tried) -> list[Row]:
